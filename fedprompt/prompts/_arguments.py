@@ -20,14 +20,6 @@ def checked_depth(trunk: Trunk, depth: int | None) -> int:
     return depth
 
 
-def check_tokens(tokens: Tensor, dim: int) -> None:
-    """Require tokens (batch, seq, dim)."""
-    shape = f"of shape (batch, seq, {dim})"
-    check.floats("tokens", tokens, 3, shape)
-    if tokens.shape[2] != dim:
-        raise check.wrong_type("tokens", f"be a floating-point tensor {shape}", check.kind(tokens))
-
-
 def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:
     """Require prompts of the trunk's width at layers that run."""
     for position, stream in enumerate(streams):

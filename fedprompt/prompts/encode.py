@@ -190,7 +190,8 @@ def _resumed(
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
         raise check.wrong_type("trunk", rule, type(trunk).__name__)
-    _arguments.check_tokens(tokens, trunk.dim)
+    check.floats("tokens", tokens, 3, f"of shape (batch, seq, {trunk.dim})")
+    check.shape("tokens", tokens, (*tokens.shape[:2], trunk.dim))
     lengths = [
         _length_before(start, f"streams[{position}]", stream)
         for position, stream in enumerate(streams)

@@ -102,7 +102,5 @@ class PadPrompts(nn.Module):
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
         check.floats("images", images)
-        if images.ndim != 4 or images.shape[1:] != expected:
-            rule = f"have shape (batch, {', '.join(map(str, expected))})"
-            raise check.wrong("images", rule, tuple(images.shape))
+        check.shape("images", images, (*images.shape[:1], *expected))
         check.same_device("images", images, self.rows.device, "the prompts' device")

@@ -113,11 +113,11 @@ PadPrompts(8, mean=(float('nan'),), std=(1.0,)) -> ValueError: `mean` must be
 PadPrompts(8, mean=('a',), std=(1.0,)) -> TypeError: `mean` must be a number;
 PadPrompts(8, generator=NUMPY) -> TypeError: `generator` must be a torch.Generator; got Generator(
 PadPrompts(8)(zeros(1, 3, 8, 8, device='meta')) -> ValueError: `images` must be on the prompts' d
-PadPrompts((8, 10))(zeros(2, 3, 8, 9)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
-PadPrompts((8, 10))(zeros(2, 3, 10, 8)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
-PadPrompts((8, 10))(zeros(2, 1, 8, 10)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
+PadPrompts((8, 10))(zeros(2, 3, 8, 9)) -> ValueError: `images` must have shape (2, 3, 8, 10);
+PadPrompts((8, 10))(zeros(2, 3, 10, 8)) -> ValueError: `images` must have shape (2, 3, 8, 10);
+PadPrompts((8, 10))(zeros(2, 1, 8, 10)) -> ValueError: `images` must have shape (2, 3, 8, 10);
 PadPrompts(8)(zeros(1, 3, 8, 8) / 0) -> ValueError: `images` must be finite
-PadPrompts((8, 10))(zeros(3, 8, 10)) -> ValueError: `images` must have shape (batch, 3, 8, 10);
+PadPrompts((8, 10))(zeros(3, 8, 10)) -> ValueError: `images` must have shape (3, 3, 8, 10);
 PadPrompts((8, 10))(zeros(2, 3, 8, 10).byte()) -> TypeError: `images` must be
 LowRankContext(0, length=4, rank=2) -> ValueError: `dim` must be at least 1;
 LowRankContext(8, length=-1, rank=2) -> ValueError: `length` must be at least
@@ -190,7 +190,7 @@ encode_from(TRUNK, EARLY, start=1, dtype='float32') -> TypeError: `dtype` must b
 encode_from(TRUNK, EARLY, start=1.0) -> TypeError: `start` must be an integer; got 1.0 (float)
 encode_from(TRUNK, EARLY, start=1, image_size=0) -> ValueError: `image_size` must be at least
 encode_from(TRUNK, IMAGES, start=2) -> TypeError: got a float64 tensor of shape (3, 3, 16, 16)
-encode_from(TRUNK, TOKENS[:, :, :8], start=2) -> TypeError: got a float64 tensor of shape (3, 6, 8)
+encode_from(TRUNK, TOKENS[:, :, :8], start=2) -> ValueError: shape (3, 6, 12); got (3, 6, 8)
 encode_from(TRUNK, TOKENS.int(), start=2) -> TypeError: (batch, seq, 12); got a int32 tensor of sha
 encode_from(TRUNK, TOKENS.tolist(), start=2) -> TypeError: (batch, seq, 12); got a list
 encode_from(TRUNK, EARLY.to('meta'), start=1) -> ValueError: `tokens` must be on
