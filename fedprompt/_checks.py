@@ -89,6 +89,15 @@ def parameters(argument: str, parts: Iterable[Any], model: nn.Module) -> list[nn
     return found
 
 
+def gradients_are_recorded(function: str) -> None:
+    """Refuse to run under ``torch.inference_mode``."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{function} computes gradients, which torch.inference_mode does not record. "
+            "Leave the mode first."
+        )
+
+
 def function(argument: str, function: object, rule: str = "be a function") -> None:
     """Require something that can be called."""
     if not callable(function):

@@ -65,11 +65,7 @@ def check_call(
     model: object, learning_rate: float, guide_weight: float, loss: Any, method: Any, update: Any
 ) -> None:
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "guide_gradient computes gradients, which torch.inference_mode forbids. "
-            "Call it outside of inference mode."
-        )
+    check.gradients_are_recorded("guide_gradient")
     check.module("model", model)
     check.factor("learning_rate", learning_rate, above=0)
     check.factor("guide_weight", guide_weight)

@@ -31,7 +31,7 @@ class _Copies(nn.Module):
             self.add_module(name, _Copies(child, copies))
 
     def forward(self, *inputs: Tensor) -> Tensor | PromptStream:
-        check_gradients_are_recorded()
+        check.gradients_are_recorded("per_sample")
         replaces = []  # kept aside, because `vmap` returns only tensors
         batch = len(next(iter(self._slots.values())))
         for position, tensor in enumerate(inputs):
@@ -87,12 +87,3 @@ def twin_of(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
         name: child and twin_of(child, copies, twins) for name, child in module._modules.items()
     }
     return twin
-
-
-def check_gradients_are_recorded() -> None:
-    """Refuse to run under ``torch.inference_mode``."""
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            "per_sample computes gradients, which torch.inference_mode does not record. "
-            "Leave the mode first."
-        )

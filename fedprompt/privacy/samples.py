@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
-from fedprompt.privacy._copies import Copies, check_gradients_are_recorded, twin_of
+from fedprompt.privacy._copies import Copies, twin_of
 from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
 
@@ -112,7 +112,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
         True
     """
     check.count("batch_size", batch_size, at_least=0)
-    check_gradients_are_recorded()
+    check.gradients_are_recorded("per_sample")
     check.module("model", model)
     with reading(model):
         return twin_of(model, _copied(model, batch_size), {})
