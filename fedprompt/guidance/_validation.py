@@ -41,15 +41,10 @@ def checked_guides(guides: Any) -> Guides:
 def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> None:
     """Require that the two outputs of a model have the shapes of the batch and the guides."""
     classes, dim = table.shape
-    outputs = (
-        ("logits", logits, classes, "one column for each row of `guides`"),
-        ("guided", guided, dim, "the width of `guides`"),
-    )
-    for name, output, width, reason in outputs:
-        floating = isinstance(output, Tensor) and output.is_floating_point()
-        if not floating or output.shape != (batch, width):
-            rule = f"be floating-point of shape (batch={batch}, {width}), {reason}"
-            raise check.wrong(name, rule, check.kind(output))
+    check.floating("logits", logits)
+    check.shape("logits", logits, (batch, classes), "labels by rows of `guides`,")
+    check.floating("guided", guided)
+    check.shape("guided", guided, (batch, dim), "labels by columns of `guides`,")
 
 
 def checked_pair(outputs: Any) -> Pair:

@@ -71,9 +71,9 @@ def test_inference_mode_is_refused():
 REFUSED = """
 good_loss(labels=tensor([0, 4])) -> ValueError: `labels` must lie in [0, 4); got values from
 good_loss(labels=zeros(2)) -> TypeError: `labels` must be integers of shape (batch,)
-good_loss(labels=tensor([0])) -> ValueError: `logits` must be floating-point of shape
-good_loss(logits=zeros(2, 5)) -> ValueError: `logits` must be floating-point of shape
-good_loss(guided=zeros(2, 2)) -> ValueError: `guided` must be floating-point of shape
+good_loss(labels=tensor([0])) -> ValueError: `logits` must have the shape of labels by
+good_loss(logits=zeros(2, 5)) -> ValueError: `logits` must have the shape of labels by
+good_loss(guided=zeros(2, 2)) -> ValueError: `guided` must have the shape of labels by
 good_loss(guides=zeros(0, 3)) -> ValueError: `guides` must have shape (classes, dim); got (0
 good_loss(guides=Weighted(zeros(4, 3), zeros(()))) -> ValueError: `guides.weight` must have shape
 good_loss(guides=Weighted(zeros(4, 3), -ones(4))) -> ValueError: be finite and at least 0; got -1.0
@@ -81,8 +81,8 @@ good_loss(guide_weight=-0.5) -> ValueError: `guide_weight` must be at least 0; g
 run(model=torch.nn.functional.relu) -> TypeError: `model` must be an nn.Module; got <function relu
 run(guides=zeros(5, 5, dtype=torch.int64)) -> TypeError: `guides` must be a floating-point
 run(guides=zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got (5,)
-run(guides=draw_guides(7)) -> ValueError: `guided` must be floating-point of shape (batch=5, 7)
-run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must be floating-point of shape
+run(guides=draw_guides(7)) -> ValueError: `guided` must have the shape of labels by columns
+run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must have the shape of labels by
 run(learning_rate=0.0) -> ValueError: `learning_rate` must be above 0; got 0.0
 run(guide_weight=-1.0) -> ValueError: `guide_weight` must be at least 0; got -1.0
 run(study=(IMAGES, tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
@@ -96,9 +96,9 @@ run(study=IMAGES) -> TypeError: `study` must be a pair (images, labels) or a seq
 run(study=[IMAGES, STUDY[0][1], IMAGES]) -> TypeError: `study[0]` must be a pair of tensors
 run(quiz=(IMAGES, tensor([0, 1]))) -> ValueError: `quiz` must have as many images as labels
 run(model=Answer(lambda guided, logits: logits)) -> TypeError: `model` must return two tensors
-run(model=Answer(lambda guided, logits: (guided, logits[:, :4]))) -> ValueError: be floating-point
-run(model=Answer(lambda guided, logits: (guided[:-1], logits))) -> ValueError: be floating-point of
-run(model=Answer(lambda guided, logits: (guided[:-1], logits[:-1]))) -> ValueError: one column
+run(model=Answer(lambda guided, logits: (guided, logits[:, :4]))) -> ValueError: rows of `guides`
+run(model=Answer(lambda guided, logits: (guided[:-1], logits))) -> ValueError: columns of
+run(model=Answer(lambda guided, logits: (guided[:-1], logits[:-1]))) -> ValueError: labels by rows
 run(model=Answer(lambda guided, logits: (guided.detach(), logits))) -> ValueError: compute its
 run(model=frozen_body(), guides=draw_guides(12)) -> ValueError: `model` must compute its
 run(model=with_an_unused_parameter()) -> ValueError: or freeze it; got no gradient for
