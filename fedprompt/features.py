@@ -6,7 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Weighted
@@ -40,8 +42,7 @@ def precompute(
     r"""Encode every image of a data set once, with a frozen model.
 
     Images are read by ``dataset[index]`` in this process and encoded in batches, without gradients
-    and without random numbers. The first image is encoded a second time, alone: if its features
-    then differ by more than a tenth, the model is in train mode, which is an error.
+    and without random numbers.
 
     Features stay valid in later rounds only if the transform of `dataset` is deterministic. So 16
     samples spread over `dataset` are read twice, and a difference is an error; a rare change can
@@ -52,9 +53,9 @@ def precompute(
 
     Args:
         encode: Maps images (batch, \*image) to a tensor (batch, \*event). It receives images as
-            `dataset` returns them, and moves them to the model's device. The features of an image
-            do not depend on the rest of its batch, so put the model into eval mode first, see
-            :func:`freeze`.
+            `dataset` returns them, and moves them to the model's device. Put the model into eval
+            mode first, see :func:`freeze`: dropout and batch norms in train mode are an error if
+            `encode` is a module or a method of one, and are not noticed inside a function.
         dataset: Map-style data set of image tensors of one shape, of tuples that start with one,
             or of dicts with one under `key`; or a tensor (num, \*image).
         batch_size: Images in each call of `encode`, at least 1. The last batch may be smaller.
@@ -70,7 +71,7 @@ def precompute(
         `dataset`, without gradients, on the device of `encode`'s result.
 
     Raises:
-        ValueError: If the transform of `dataset` is random, the model is in train mode, or images
+        ValueError: If the transform of `dataset` is random, a module is in train mode, or images
             or features differ in shape.
 
     Example:
@@ -90,10 +91,8 @@ def precompute(
     with torch.no_grad():
         for start, view in product(range(0, len(dataset), batch_size), range(views or 1)):
             stop = min(start + batch_size, len(dataset))
-            images = _images(dataset, range(start, stop), key)
-            rows = _rows(encode, images)
+            rows = _rows(encode, _images(dataset, range(start, stop), key))
             if start == view == 0:
-                _check_alone(rows[0], _rows(encode, images[:1])[0])
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             if rows.shape[1:] != features.shape[2:]:
                 rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
@@ -109,16 +108,6 @@ def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         rule = f"return a row for each of {len(images)} images"
         raise check.wrong("encode", rule, tuple(rows.shape))
     return rows
-
-
-def _check_alone(row: Tensor, alone: Tensor) -> None:
-    """Refuse features that depend on the rest of the batch, as those of batch norms in training."""
-    if row.shape != alone.shape or not row.is_floating_point() or row.is_meta:
-        return
-    difference = (row.double() - alone.double()).norm()
-    if difference > 0.1 * row.double().norm():
-        rule = "encode an image alone as in a batch; put the model into eval mode (`freeze`)"
-        raise check.wrong("encode", rule, f"a difference of norm {difference:.3g}")
 
 
 def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Tensor:
@@ -173,6 +162,11 @@ def _check_arguments(
     encode: object, dataset: object, batch_size: object, dtype: object, views: object, key: object
 ) -> None:
     check.function("encode", encode, "be callable")
+    model = getattr(encode, "__self__", encode)
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if module.training and isinstance(module, _BatchNorm | _DropoutNd):
+            got = f"{type(module).__name__} {name!r} in train mode"
+            raise check.wrong("encode", "be in eval mode; use `freeze`", got)
     check.count("batch_size", batch_size)
     check.optional(check.count, "views", views)
     check.instance("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
