@@ -310,6 +310,7 @@ newton(COST, HALF, tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])) -> ValueError: 
 newton(COST, HALF, tensor([1.0, 0.0])) -> ValueError: `b` must be finite and above 0
 newton(COST, tensor([1.5, -0.5]), HALF) -> ValueError: `a` must be finite and at least 0
 newton(*(spoilt(float('nan')), HALF, HALF)) -> ValueError: `cost` must be finite; got
+newton(*(spoilt(-math.inf), HALF, HALF)) -> ValueError: `cost` must be finite; got
 newton(COST[:, :0], HALF[:0], HALF) -> ValueError: `cost` must have shape
 newton(COST, ones(3) / 3, HALF) -> ValueError: `a` must have shape (..., 2) to match
 newton(COST, HALF, HALF.expand(4, 2)) -> ValueError: `b` must have shape (..., 2)
