@@ -35,10 +35,10 @@ def test_weights_of_a_mixture_sum_to_one_and_favor_similar_models():
 
 
 def test_a_newcomer_receives_a_mixture_without_new_distances(monkeypatch):
-    """Two clients differ from the initial model by a shift of three biases, and one is equal."""
+    """Each client differs from the initial model by another shift of three biases."""
     method = fedamp(vit_federation(clients=[0, 1, 2]), temperature=2.0)
     initial = {name: entry._replace(weight=ONE) for name, entry in method.form(0).items()}
-    bias, shifts = initial["head.bias"].value, (0.0, 0.5, 1.0)
+    bias, shifts = initial["head.bias"].value, (0.25, 0.5, 1.0)
     payloads = {
         client: initial | {"head.bias": fp.Weighted(bias + shift, ONE)}
         for client, shift in enumerate(shifts)
