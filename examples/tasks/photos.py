@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -300,18 +301,19 @@ def bytes_kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, floa
     """
     data = trial.federation.data(0, now.server_round)
     inputs, labels = next(data.batches())
-    model, sizes = now.model(method, data), dict[int, int]()
+    model, held = now.model(method, data), WeakValueDictionary[int, Tensor]()
     parameters = (*model.parameters(), *model.trunk.whole.model.parameters())  # frozen ones, too
     fixed = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in fixed:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        kept = tensor.detach()  # an output with its node would keep itself
+        held[id(kept)] = kept
+        return kept
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = F.cross_entropy(model(inputs), labels)
+    storages = [tensor.untyped_storage() for tensor in held.values()]  # those of the graph only
+    sizes = {part.data_ptr(): part.nbytes() for part in storages if part.data_ptr() not in fixed}
     return {"kept": sum(sizes.values())} if loss.requires_grad else {}
 
 
