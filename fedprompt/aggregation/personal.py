@@ -122,7 +122,7 @@ def averaging_server(
     """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
 
     Args:
-        values: First broadcast.
+        values: First broadcast; the server keeps detached copies.
         update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
             takes the mean.
 
@@ -140,6 +140,7 @@ def averaging_server(
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
+    first = {name: value.detach().clone() for name, value in values.items()}
 
     def answer(client: int, state: State) -> Message:
         _check_state(state)
@@ -155,7 +156,7 @@ def averaging_server(
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
 
-    return Server({"values": values, "update": rule.init(values)}, answer, step)
+    return Server({"values": first, "update": rule.init(first)}, answer, step)
 
 
 def _check_payloads(payloads: Any) -> None:

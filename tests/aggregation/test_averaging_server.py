@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from fedprompt import Weighted, averaging_server, descend
+from fedprompt import Weighted, averaging_server, descend, snapshot
 from same import assert_identical
 
 
@@ -30,3 +30,12 @@ def test_the_state_contains_that_of_the_update():
     second = server.step(1, payloads, first)
     assert_identical(server.answer(0, first)["head"], torch.tensor(-1.0))
     assert_identical(server.answer(0, second)["head"], torch.tensor(-2.5))
+
+
+def test_the_first_broadcast_is_a_copy_that_training_the_model_does_not_change():
+    model = torch.nn.Linear(1, 1)
+    before = snapshot(model)
+    server = averaging_server(model.state_dict())
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert_identical(server.answer(0, server.state), before)
