@@ -18,6 +18,9 @@ from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Serv
 LARGEST_INT = 2**63
 """Integers of PyTorch are below it."""
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Dtypes of integers with all operations; the wider unsigned ones have few."""
+
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
 
@@ -263,9 +266,11 @@ def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Load a copy of a state dict, which later steps of the optimizer do not change."""
     rule = "be a state dict of this optimizer"
     instance("state", state, Mapping, rule)
+    before = optimizer.state_dict()
     try:
         optimizer.load_state_dict(copy.deepcopy(dict(state)))
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        optimizer.load_state_dict(before)
         raise wrong("state", rule, kind(state)) from error
 
 
@@ -327,10 +332,7 @@ def labels(
 
     Without `sync`, the range is checked on CPU tensors only, to avoid a GPU synchronization.
     """
-    countable = isinstance(labels, Tensor) and not (
-        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
-    )
-    if not countable or labels.ndim != 1:
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.ndim != 1:
         what = "integers" if isinstance(labels, Tensor) else "a tensor of integers"
         raise wrong_type(argument, f"be {what} of shape (batch,)", kind(labels))
     strided(argument, labels)

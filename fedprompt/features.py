@@ -89,8 +89,8 @@ def precompute(
         _check_repeatable(dataset, key)
     features = torch.empty(0)
     with torch.no_grad():
-        for start, view in product(range(0, len(dataset), batch_size), range(views or 1)):
-            stop = min(start + batch_size, len(dataset))
+        for start, view in product(range(0, len(dataset), int(batch_size)), range(views or 1)):
+            stop = min(start + int(batch_size), len(dataset))
             rows = _rows(encode, _images(dataset, range(start, stop), key))
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)

@@ -86,6 +86,8 @@ def run_rounds(
     check.instance("start", start, Round | None, "be a Round or None")
     engine = _Engine(method, data, group)
     now = start or Round(-1, method.server.state, {})
+    check.count("start.server_round", now.server_round, at_least=-1)
+    check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
     numbered = enumerate(cohorts)
     now = engine.begun(now, dict(islice(numbered, now.server_round + 1)))
     engine.agreed(lambda: now.server, now.server_round + 1)

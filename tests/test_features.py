@@ -90,6 +90,11 @@ def test_encode_gets_full_batches_in_order_and_a_smaller_last_one() -> None:
     assert torch.equal(torch.cat(seen), IMAGES)
 
 
+def test_a_narrow_batch_size_reaches_the_last_image() -> None:
+    images = torch.arange(300.0)[:, None]
+    assert torch.equal(precompute(lambda batch: batch, images, batch_size=np.int8(100)), images)
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.Dropout()])
 def test_a_model_in_train_mode_is_refused(layer: nn.Module) -> None:
     network = nn.Sequential(nn.Conv2d(3, 3, 3), layer.train(), nn.Flatten()).double()

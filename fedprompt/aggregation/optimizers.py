@@ -35,7 +35,8 @@ def descend(
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
-        optimizer. In a dict, each name has a separate optimizer and a separate norm.
+        optimizer; learning rates in it are not used, so another rule can continue with another
+        rate. In a dict, each name has a separate optimizer and a separate norm.
 
     Example:
         >>> from functools import partial
@@ -74,7 +75,8 @@ def fedopt(
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
-        optimizer. In a dict, each name has a separate optimizer and a separate norm.
+        optimizer; learning rates in it are not used, so another rule can continue with another
+        rate. In a dict, each name has a separate optimizer and a separate norm.
 
     Example:
         The mean moved from 1 to 3, and a step with rate 0.5 goes half of the way.
@@ -184,7 +186,9 @@ class _Optimizer(RowRule):
         if self.max_norm is not None:
             _shorten(new, self.max_norm)
         optimizer = self._made(new)
+        options = {name: o for name, o in optimizer.param_groups[0].items() if name != "params"}
         check.load_state(optimizer, state)
+        optimizer.param_groups[0].update(options)  # those of the state may be of earlier rounds
         parts = [part for memory in optimizer.state.values() for part in memory.values()]
         shapes = {part.shape for part in parts if isinstance(part, Tensor)}
         check_state(state, shapes <= {(), new.shape})
@@ -231,7 +235,7 @@ class _Adaptive(RowRule):
 
     def first_state(self, previous: Tensor) -> State:
         first = torch.zeros_like(previous, dtype=torch.promote_types(previous.dtype, torch.float32))
-        return {"first": first, "second": torch.full_like(first, self.tau**2)}
+        return {"first": first, "second": torch.full_like(first, float(self.tau) ** 2)}
 
     def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
         first, second = (_moment(name, state, previous) for name in ("first", "second"))

@@ -11,6 +11,7 @@ import torch.nn as nn
 import fedprompt._checks as check
 from fedprompt.backbones._attributes import Attributes, find_module, is_plain
 from fedprompt.backbones._models import Trainable
+from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
 # Parts of the names of settings that do not affect features: of classifiers, of dropout, of the
@@ -29,9 +30,9 @@ def fingerprint(
     A receiver that compares fingerprints can refuse payloads made for another backbone. The
     parts of the fingerprint are:
 
-    - ``weights``: a hash of all weights and buffers, without classifiers and without the
-      ``trainable`` parameters of a trunk. Hashing reads every weight once, so compute the
-      fingerprint once.
+    - ``weights``: a hash of all weights and buffers, and of the attention mask of a trunk, without
+      classifiers and without the ``trainable`` parameters of a trunk. Hashing reads every weight
+      once, so compute the fingerprint once.
     - ``settings``: a hash of numbers and strings that affect the features but are not stored in
       the weights, such as the number of heads, the pooling and the epsilon of norms. Booleans
       are left out, because some depend on the machine, such as the choice of a fused kernel.
@@ -85,7 +86,7 @@ def fingerprint(
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
     parts = {
         "backbone": " ".join(filter(None, [name, architecture])),
-        "weights": _weights(model, getattr(backbone, "trainable", None)),
+        "weights": _weights(model, backbone),
         "settings": _settings(model),
         "activation": ", ".join(sorted(activations)),
         "dtype": ", ".join(sorted(dtypes)),
@@ -100,16 +101,19 @@ def fingerprint(
     return parts
 
 
-def _weights(model: Any, trainable: object) -> str:
+def _weights(model: Any, backbone: object) -> str:
     unused = {
         id(tensor)
         for module in _classifier(model)
         for tensor in module.state_dict(keep_vars=True).values()
     }
-    if isinstance(trainable, Trainable):
+    if isinstance(trainable := getattr(backbone, "trainable", None), Trainable):
         unused.update(map(id, trainable.parameters()))
+    tensors = model.state_dict(keep_vars=True)
+    if isinstance(backbone, FrozenTrunk) and backbone.mask is not None:
+        tensors["attention_mask"] = backbone.mask
     total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+    for name, tensor in sorted(tensors.items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -92,6 +93,7 @@ class ClassNames(NamedTuple):
 
         Raises:
             IndexError: If a number is not that of a class.
+            TypeError: If numbers are floats or a mask.
 
         Example:
             >>> names = ClassNames(
@@ -108,7 +110,10 @@ class ClassNames(NamedTuple):
             >>> pets.names, pets.tokens.shape
             (('dog', 'cat'), torch.Size([2, 3, 8]))
         """
-        chosen = [int(index) for index in indices]
+        numbers = torch.as_tensor(indices)
+        if len(numbers) and (numbers.dtype == torch.bool or numbers.is_floating_point()):
+            raise TypeError(f"`indices` must be integers; got {numbers.dtype}.")
+        chosen = numbers.tolist()
         wrong = [index for index in chosen if not 0 <= index < len(self.names)]
         if wrong or not chosen:
             rule = f"contain at least one number, all in [0, {len(self.names)})"

@@ -172,5 +172,7 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
         check.floating("scale", scale, "be a number or a floating-point scalar tensor", 0)
         check.device("scale", scale, image.device)
         check.floats("scale", scale)
+        if check.values_readable(scale, sync=False) and scale <= 0:
+            raise check.wrong("scale", "be above 0", scale.item())
     else:
         check.factor("scale", scale, above=0)

@@ -25,6 +25,8 @@ from fedprompt.wire.gather import is_here, on_all_ranks
 __all__ = ["counted_passes", "evaluate"]
 
 _BATCH_SIZE = 256
+_FIGURES = {"full", "lowest", "highest", "own", "worst", "balanced", "macro_f1"}
+_FIGURES |= {"received", "after", "trained"}
 
 
 def evaluate(
@@ -181,14 +183,19 @@ class _Tests:
         """Predict the class of each test input, without dropout and with stored statistics."""
         modules = list(model.modules()) if isinstance(model, nn.Module) else []
         training = [module for module in modules if module.training]  # a frozen part is not
-        for module in training:
-            module.training = False
-        chosen = torch.split(torch.arange(len(self.labels), device="cpu"), _BATCH_SIZE)
-        batches = (self.inputs[positions].to(self.setting.device) for positions in chosen)
-        classes = torch.cat([model(inputs).argmax(1).cpu() for inputs in batches])
-        for module in training:
-            module.training = True
-        return classes
+        batches = torch.split(torch.arange(len(self.labels), device="cpu"), _BATCH_SIZE)
+        try:
+            for module in training:
+                module.training = False
+            return torch.cat([self._classes(model, positions) for positions in batches])
+        finally:
+            for module in training:
+                module.training = True
+
+    def _classes(self, model: Any, positions: Tensor) -> Tensor:
+        logits = model(self.inputs[positions].to(self.setting.device))
+        check.shape("predictions", logits, (len(positions), self.setting.num_classes))
+        return logits.argmax(1).cpu()
 
     def accuracy(self, classes: Tensor, client: int | None) -> float:
         """Compute the accuracy on the mix of a client, or on all test inputs."""
@@ -324,6 +331,8 @@ def _checked_domains(
     check.instance("domains", domains, Mapping, "map names to ids of clients")
     found = {}
     for name, ids in domains.items():
+        if name in _FIGURES:
+            raise check.wrong("domains", "have other names than the figures have", repr(name))
         check.iterable(f"domains[{name!r}]", ids, "ids of clients")
         found[name] = list(ids)
         if not found[name] or set(found[name]) - set(clients):

@@ -98,6 +98,8 @@ def register(
         >>> METHODS.pop("strong").defaults
         {'learning_rate': 0.01}
     """
+    check.sequence("families", families, "names of families")
+    check.sequence("traits", traits, "names of traits")
 
     def add(make: _Make) -> _Make:
         name = make.__name__

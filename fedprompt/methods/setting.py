@@ -276,7 +276,8 @@ class ClientData:
             purpose: Name of the random stream. Another name yields other batches.
         """
         rng = self.stream(purpose)
-        positions = torch.arange(self.num_examples, device="cpu") if among is None else among.cpu()
+        every = torch.arange(self.num_examples, device="cpu")
+        positions = every if among is None else among.cpu().long()
         for _ in range(self.setting.steps):
             order = torch.randperm(len(positions), generator=rng, device="cpu")
             yield self.batch(positions[order[: self.setting.batch_size]], rng)
@@ -365,7 +366,7 @@ class Federation:
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client in a round."""
-        shard = torch.as_tensor(self.shards[client])
+        shard = self.shards[client]
         return ClientData(
             self.setting,
             client,
@@ -389,7 +390,7 @@ def _positions(federation: Federation, client: int) -> Int[Tensor, "shard"]:
     check.labels(f"shards[{client}]", shard, len(federation.inputs))
     if not len(shard):
         raise check.wrong(f"shards[{client}]", "have at least one position", "none")
-    return shard
+    return shard.to(torch.int64, copy=True)  # as uint8 it would be a mask
 
 
 class PromptedModel(nn.Module):

@@ -192,8 +192,9 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
     check.count("last", last, at_most=len(history), of="the number of rounds")
     for server_round, figure in enumerate(history):
         check.number(f"history[{server_round}]", figure)
-    best_round = max(range(len(history)), key=history.__getitem__)
-    return Summary(sum(history[-last:]) / last, history[best_round], best_round)
+    figures = list(map(float, history))  # sums of narrow numbers of NumPy overflow
+    best_round = max(range(len(figures)), key=figures.__getitem__)
+    return Summary(sum(figures[-int(last) :]) / int(last), figures[best_round], best_round)
 
 
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:

@@ -161,7 +161,7 @@ def digits(
         raise check.wrong("num_test", f"be less than all {len(labels)} digits", num_test)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     train, test = order[num_test:], order[:num_test]
-    images = domain(images)
+    images = domain(images.clone())  # which may be in place
     return Digits(images[train], labels[train], images[test], labels[test])
 
 

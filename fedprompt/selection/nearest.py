@@ -55,7 +55,7 @@ def select_nearest(
         Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
         Personalized Federated Learning" (SGPT), CVPR 2024, Eqs. 5 and 6.
     """
-    check.number("offset", offset, above=0)
+    check.factor("offset", offset, above=0)
     check_pair(query, keys)
     similarity = cosines(query, keys)
     crowding = shares(usage, similarity) + offset

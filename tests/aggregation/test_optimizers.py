@@ -98,6 +98,16 @@ def test_fedopt_is_an_uninterrupted_torch_optimizer_with_the_movement_as_gradien
         assert_identical(value, parameter.detach())
 
 
+def test_a_rule_with_another_rate_continues_with_the_moments_and_the_new_rate():
+    start, mean = torch.ones(2), Weighted(torch.tensor([3.0, 0.0]), torch.tensor(1.0))
+    value, state = fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.5)).step(
+        start, mean, fedopt(partial(torch.optim.SGD, lr=1.0)).init(start)
+    )
+    slower = fedopt(partial(torch.optim.SGD, lr=0.1, momentum=0.5))
+    value, _ = slower.step(value, mean, state)
+    assert_near(value, torch.tensor([3 + 0.1 * 0.5 * 2, 0 - 0.1 * 0.5 * 1]))  # the mean is reached
+
+
 def moments_of(state):
     """The moments of a state by name, those of a torch optimizer too."""
     parts = state["state"].get(0, {}) if "state" in state else state

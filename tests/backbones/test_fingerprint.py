@@ -173,6 +173,12 @@ def test_the_fingerprint_of_a_text_tower_covers_the_whole_model():
     }
 
 
+def test_the_attention_mask_is_part_of_the_weights():
+    model = tiny_vit()
+    plain, masked = fp.vit_trunk(model), fp.vit_trunk(model, attention_mask=torch.zeros(5, 5))
+    assert differing(*map(fp.fingerprint, (plain, masked))) == {"weights"}
+
+
 def test_streams_and_their_layers_are_part_of_the_fingerprint():
     trunk = fp.vit_trunk(tiny_vit())
     plans = [

@@ -205,6 +205,8 @@ tower().class_names(['cat', ' _ ']) -> ValueError: got ' _ ' with 0
 tower().class_names(['cat', 'bear ' * 22]) -> ValueError: with more than 21
 tower().class_names(['cat', LONG]) -> ValueError: at most 21; got 'polar bear polar
 tower().class_names(CLASSES).select([]) -> IndexError: `indices` must contain
+tower().class_names(CLASSES).select([True, False]) -> TypeError: `indices` must be integers; got
+tower().class_names(CLASSES).select([0.5]) -> TypeError: `indices` must be integers; got
 tower().class_names(CLASSES).select([4]) -> IndexError: all in [0, 4); got
 tower().class_names(CLASSES).select([0, -1]) -> IndexError: all in [0, 4); got
 tower().class_names(CLASSES).select(zeros(1).long() + 7) -> IndexError: all in [0, 4); got

@@ -262,8 +262,13 @@ def test_bad_input_is_refused_with_client_round_and_rule(message):
 
 @pytest.mark.bad_input
 def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
-    with pytest.raises(TypeError, match="`start` must be a Round or None; got a tuple"):
-        next(fp.run_rounds(method(), Data, COHORTS, start=(0, {}, {})))
+    for start, message in (
+        ((0, {}, {}), "`start` must be a Round or None; got a tuple"),
+        (fp.Round(-2, {}, {}), "`start.server_round` must be at least -1; got -2"),
+        (fp.Round(0, {}, {1: {}}), "`start.clients` must have strings as names; got 1"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            next(fp.run_rounds(method(), Data, COHORTS, start=start))
     with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
         fp.rounds.coded(method()._replace(form=None), int8())
 
@@ -290,6 +295,16 @@ def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
     optimizer.step()
     assert torch.equal(state["state"][0]["exp_avg"], before)
     assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
+
+
+@pytest.mark.bad_input
+def test_a_refused_optimizer_state_changes_nothing():
+    optimizer = torch.optim.Adam([torch.ones(2, requires_grad=True)], 0.1)
+    before = fp.rounds.optimizer_state(optimizer)
+    broken = {"param_groups": [before["param_groups"][0] | {"lr": 9.0}], "state": {0: 3}}
+    with pytest.raises(ValueError, match="`state` must be a state dict of this optimizer"):
+        fp.rounds.load_optimizer(optimizer, broken)
+    assert_same(fp.rounds.optimizer_state(optimizer), before)
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,7 @@ plan(X, H.float()) -> TypeError: the dtype of `patches`, torch.float64; got torc
 plan(X * nan) -> ValueError: `cost` must
 plan(mass=1.2) -> ValueError: `mass` must be
 plan(mass=0.0) -> ValueError: `mass` must be
+plan(scale=tensor(-1.0)) -> ValueError: `scale` must be above 0; got -1.0
 plan(scale=-1.0) -> ValueError: `scale` must be above 0
 plan(scale=ones(2)) -> TypeError: `scale` must be
 plan(scale='1') -> TypeError: `scale` must be a number

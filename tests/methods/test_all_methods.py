@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt.methods import METHODS
+from fedprompt.methods import METHODS, fedprox, register
 from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(method.make)) for method in METHODS.values()})
@@ -148,3 +148,11 @@ def test_clients_count_equally_where_the_code_of_the_authors_does_so(name):
 def parameters_equal(first, second):
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.bad_input
+def test_a_known_name_and_a_text_in_place_of_families_are_refused():
+    with pytest.raises(ValueError, match="`name` must be new among the methods; got 'fedprox'"):
+        register("FedProx", families=["one model"])(fedprox)
+    with pytest.raises(TypeError, match="`families` must be a sequence of names of families; got"):
+        register("FedProx", families="one model")

@@ -139,6 +139,9 @@ def test_models_are_tested_without_dropout_and_a_frozen_part_stays_as_it_is():
     found = evaluate(of(lambda *all: model), federation(), NOW, TESTS, LABELS)
     assert (found["full"], found["trained"]) == (1, 7)
     assert [part.training for part in model.modules()] == [True, True, False]
+    with pytest.raises(ValueError, match=r"`predictions` must have shape \(4, 3\); got \(4, 2\)"):
+        evaluate(of(lambda *all: model), federation(), NOW, TESTS[:, :2], LABELS)
+    assert model.training
 
 
 def test_passes_of_training_and_of_predictions_are_counted():
@@ -209,6 +212,7 @@ mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must be finite, at least 0 and not
 mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: have one entry for each of 4 inputs; got 3
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be
 call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
+call(domains={'full': [0]}) -> ValueError: `domains` must have other names than the figures
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0

@@ -43,6 +43,15 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
         ]
 
 
+def test_positions_of_any_integer_dtype_are_copied_and_are_no_mask():
+    positions = np.array([2, 1], dtype=np.uint8)
+    data = call(shards={0: positions}).data(0, 0)
+    positions[:] = 0
+    assert data.own()[0].flatten().tolist() == [4, 1]
+    among = torch.tensor([1, 1], dtype=torch.uint8)
+    assert all(inputs.unique().tolist() == [1] for inputs, _ in data.batches(among=among))
+
+
 def test_labels_of_any_integer_dtype_train():
     whole = tiny.vit_federation()
     small = tiny.vit_federation(labels=whole.labels.int())
@@ -62,6 +71,7 @@ call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by pos
 call(inputs=[[0.0], [1.0], [2.0], [3.0]]) -> TypeError: got a list of length 4
 call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3)
 call(labels=[0, 1, 2, 1]) -> TypeError: `labels` must be a tensor of integers
+call(labels=LABELS.to(torch.uint16)) -> TypeError: `labels` must be integers
 call(labels=LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs
 call(shards=[[0], [1]]) -> TypeError: `shards` must map ids of clients to positions
 call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)

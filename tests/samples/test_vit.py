@@ -134,6 +134,12 @@ def test_digits_follow_their_seed_only():
     assert not torch.equal(first.train_labels, other.train_labels)
 
 
+def test_a_domain_in_place_leaves_later_digits_as_they_are():
+    before = samples.digits().test_images.clone()
+    assert not samples.digits(domain=torch.Tensor.zero_).test_images.any()
+    assert torch.equal(samples.digits().test_images, before)
+
+
 def test_enlarging_is_bilinear_interpolation():
     # The size is doubled and pixel centers are aligned. Each new pixel is 3/4 of its own old pixel
     # plus 1/4 of the nearer neighbor, which is the pixel itself at the border.
