@@ -13,9 +13,10 @@ import matplotlib.pyplot as plt
 DOCS = Path(__file__).parent
 TITLES = {
     "Local training": "alone, deep prompts",
+    "Local training, three times as long": "alone, three times as long",
     "Head tuning": "head, averaged",
     "FedVPT-D": "deep prompts, averaged",
-    "LoRA, rank 1": "LoRA, averaged",
+    "LoRA, rank 1": "LoRA of rank 1, averaged",
     "Norms": "norms, averaged",
 }
 COLUMNS = {"own": "each client's domain", "full": "all domains"}
@@ -34,7 +35,7 @@ plt.rcParams |= {
 plt.rcParams |= dict.fromkeys(
     ("xtick.color", "ytick.color", "axes.edgecolor"), "#808080"
 )
-figure, axes = plt.subplots(figsize=(7.2, 2.9), layout="constrained")
+figure, axes = plt.subplots(figsize=(7.2, 3.3), layout="constrained")
 for place, (column, words) in enumerate(COLUMNS.items()):
     values = [[100 * r[column] for r in found if r["row"] == title] for title in TITLES]
     means = [np.mean(each) for each in values]

@@ -170,6 +170,8 @@ def _check_arguments(
     check.count("batch_size", batch_size)
     check.optional(check.count, "views", views)
     check.instance("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
+    if dtype is not None and not dtype.is_floating_point:
+        raise check.wrong("dtype", "be one of floating-point numbers", dtype)
     if not isinstance(dataset, _MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"
         raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")

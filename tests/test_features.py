@@ -201,6 +201,7 @@ features(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
 features(batch_size=2.0) -> TypeError: `batch_size` must be an integer; got 2.0
 features(views=0) -> ValueError: `views` must be at least 1; got 0
 features(views='3') -> TypeError: `views` must be an integer; got '3'
+features(dtype=torch.int64) -> ValueError: `dtype` must be one of floating-point numbers; got
 features(dtype='float16') -> TypeError: `dtype` must be a torch.dtype or None; got 'float16'
 features(encode=lambda images: (images, images)) -> TypeError: `encode` must return one
 features(encode=lambda images: images.mean()) -> ValueError: `encode` must return a row for

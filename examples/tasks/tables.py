@@ -212,7 +212,7 @@ def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> No
 
 
 def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> None:
-    """Draw accuracy against bytes, with standard deviations over seeds. The best rows have a label.
+    """Draw accuracy against bytes, with 95 % intervals over seeds. The best rows have a label.
 
     Rows that send the same bytes are drawn next to each other.
     """
@@ -225,7 +225,7 @@ def scatter(by_row: Mapping[str, Sequence[Record]], task: Task, path: Path) -> N
             sent *= 1.025
         scores = [100 * record[column] for record in seeds]
         points[title] = (sent, float(np.mean(scores)))
-        error = np.std(scores, ddof=1) if len(scores) > 1 else 0
+        error = interval(scores) if len(scores) > 2 else 0
         style = {"fmt": "o", "markersize": 5, "linewidth": 1}
         color = COLORS[rank] if rank < len(COLORS) else "0.75"
         axes.errorbar(*points[title], error, color=color, **style)

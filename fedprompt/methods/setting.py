@@ -764,6 +764,9 @@ class ClipSetting(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.class_names) != self.num_classes:
+            rule = f"have a name for each of {self.num_classes} classes"
+            raise check.wrong("class_names", rule, len(self.class_names))
         self.names = self.tower.class_names(self.class_names)
 
     def new_context(self) -> fp.ContextPrompts:

@@ -72,7 +72,7 @@ class PadPrompts(nn.Module):
             raise check.wrong("std", rule, len(std))
         for center, spread in zip(mean, std, strict=True):
             check.number("mean", center)
-            check.number("std", spread, above=0)
+            check.divisor("std", spread)
         device = check.initial_generator(generator)
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))

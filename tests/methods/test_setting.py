@@ -81,6 +81,7 @@ call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an int
 setting(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
 setting(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 tiny.clip_federation(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
+tiny.clip_federation(num_classes=2) -> ValueError: `class_names` must have a name for each of 2
 setting(rounds=2.5) -> TypeError: `rounds` must be an integer; got 2.5
 tiny.vit_federation(trunks=[]) -> ValueError: `trunks` must have at least one trunk; got none
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a

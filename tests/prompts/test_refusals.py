@@ -109,6 +109,7 @@ PadPrompts(8, mean=None) -> TypeError: `mean` must be a sequence of numbers;
 PadPrompts(8, mean=(0.5,)) -> ValueError: `std` must have one entry for each
 PadPrompts(8, mean=(), std=()) -> ValueError: `std` must have one entry for
 PadPrompts(8, mean=(0.5,), std=(0.0,)) -> ValueError: `std` must be above 0;
+PadPrompts(8, mean=(0.5,), std=(1e-40,)) -> ValueError: `std` must be at least 1.17549e-38;
 PadPrompts(8, mean=(float('nan'),), std=(1.0,)) -> ValueError: `mean` must be
 PadPrompts(8, mean=('a',), std=(1.0,)) -> TypeError: `mean` must be a number;
 PadPrompts(8, generator=NUMPY) -> TypeError: `generator` must be a torch.Generator; got Generator(
