@@ -159,7 +159,7 @@ def _check_repeatable(dataset: _MapStyle, key: str | None) -> None:
 
 
 def _check_arguments(
-    encode: object, dataset: object, batch_size: object, dtype: object, views: object, key: object
+    encode: object, dataset: object, batch_size: object, dtype: Any, views: object, key: object
 ) -> None:
     check.function("encode", encode, "be callable")
     model = getattr(encode, "__self__", encode)
