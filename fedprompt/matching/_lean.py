@@ -31,8 +31,6 @@ def lean_scores(
     .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
               s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
     """
-    check.finite("patches", patches)
-    check.finite("text", text)
     scores: Tensor = _Scores.apply(patches, text, mass, epsilon, solver)[0]
     return scores
 

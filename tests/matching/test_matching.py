@@ -204,7 +204,7 @@ plan(X, H[:0]) -> ValueError: `text` must have shape
 plan(X, H[..., 1:]) -> ValueError: `text` must have
 plan(X.long()) -> TypeError: `patches` must be a
 plan(X, H.float()) -> TypeError: the dtype of `patches`, torch.float64; got torch.float32
-plan(X * nan) -> ValueError: `cost` must
+plan(X * nan) -> ValueError: `patches` must be finite
 plan(mass=1.2) -> ValueError: `mass` must be
 plan(mass=0.0) -> ValueError: `mass` must be
 plan(scale=tensor(-1.0)) -> ValueError: `scale` must be above 0; got -1.0
