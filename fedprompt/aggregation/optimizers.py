@@ -35,8 +35,8 @@ def descend(
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
-        optimizer; learning rates in it are not used, so another rule can continue with another
-        rate. In a dict, each name has a separate optimizer and a separate norm.
+        optimizer; its options are not used, so a rule with another learning rate can continue.
+        In a dict, each name has a separate optimizer and a separate norm.
 
     Example:
         >>> from functools import partial
@@ -75,8 +75,8 @@ def fedopt(
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
-        optimizer; learning rates in it are not used, so another rule can continue with another
-        rate. In a dict, each name has a separate optimizer and a separate norm.
+        optimizer; its options are not used, so a rule with another learning rate can continue.
+        In a dict, each name has a separate optimizer and a separate norm.
 
     Example:
         The mean moved from 1 to 3, and a step with rate 0.5 goes half of the way.

@@ -124,8 +124,8 @@ def transport_logits(
     _check_features("patches", patches, 3, "(batch, patches, dim)")
     _check_features("text", text, 3, "(prompts, classes, dim)", batched=False)
     _check_pair("patches", patches, text, scale)
-    check.finite("patches", patches)
-    check.finite("text", text)
+    for argument, features in (("patches", patches), ("text", text)):
+        check.finite(argument, features, sync=lean)  # otherwise the solver reads the costs once
     check.number("mass", mass, above=0, at_most=1)
     for argument, function in (("solver", solver), ("gradient", gradient)):
         check.function(argument, function)

@@ -83,8 +83,9 @@ def evaluate(
         of a client trains.
 
     Raises:
-        ValueError: If a client is not in the federation, a newcomer has trained, or a mix has
-            another number of cells.
+        ValueError: If a client is not in the federation, a newcomer has trained, a mix has another
+            number of cells, a domain has the name of a figure, or predictions do not have one
+            column for each class.
 
     Example:
         >>> from fedprompt import methods, run_rounds, samples, vit_trunk
@@ -194,6 +195,7 @@ class _Tests:
 
     def _classes(self, model: Any, positions: Tensor) -> Tensor:
         logits = model(self.inputs[positions].to(self.setting.device))
+        check.instance("predictions", logits, Tensor, "be a tensor of logits")
         check.shape("predictions", logits, (len(positions), self.setting.num_classes))
         return logits.argmax(1).cpu()
 

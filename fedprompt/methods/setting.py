@@ -276,8 +276,8 @@ class ClientData:
             purpose: Name of the random stream. Another name yields other batches.
         """
         rng = self.stream(purpose)
-        every = torch.arange(self.num_examples, device="cpu")
-        positions = every if among is None else among.cpu().long()
+        chosen = torch.arange(self.num_examples, device="cpu") if among is None else among
+        positions = chosen.cpu().long()
         for _ in range(self.setting.steps):
             order = torch.randperm(len(positions), generator=rng, device="cpu")
             yield self.batch(positions[order[: self.setting.batch_size]], rng)

@@ -151,8 +151,10 @@ def parameters_equal(first, second):
 
 
 @pytest.mark.bad_input
-def test_a_known_name_and_a_text_in_place_of_families_are_refused():
+def test_a_known_name_and_a_text_in_place_of_names_are_refused():
     with pytest.raises(ValueError, match="`name` must be new among the methods; got 'fedprox'"):
         register("FedProx", families=["one model"])(fedprox)
     with pytest.raises(TypeError, match="`families` must be a sequence of names of families; got"):
         register("FedProx", families="one model")
+    with pytest.raises(TypeError, match="`traits` must be a sequence of names of traits; got"):
+        register("FedProx", families=["one model"], traits="private")

@@ -179,6 +179,13 @@ def test_an_error_ends_the_count():
     assert torch.autograd.backward is kept
 
 
+@pytest.mark.bad_input
+def test_no_domain_replaces_a_figure():
+    for name in call(steps=1):
+        with pytest.raises(ValueError, match="`domains` must have other names than the figures"):
+            call(domains={name: [0]})
+
+
 MIX = torch.ones(3)
 
 
@@ -212,7 +219,6 @@ mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must be finite, at least 0 and not
 mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: have one entry for each of 4 inputs; got 3
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be
 call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
-call(domains={'full': [0]}) -> ValueError: `domains` must have other names than the figures
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0

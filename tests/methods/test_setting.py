@@ -43,8 +43,9 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
         ]
 
 
-def test_positions_of_any_integer_dtype_are_copied_and_are_no_mask():
-    positions = np.array([2, 1], dtype=np.uint8)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_positions_of_any_integer_dtype_are_copied_and_are_no_mask(dtype):
+    positions = np.array([2, 1], dtype=dtype)
     data = call(shards={0: positions}).data(0, 0)
     positions[:] = 0
     assert data.own()[0].flatten().tolist() == [4, 1]

@@ -324,6 +324,16 @@ def test_the_best_eight_points_of_a_figure_have_titles_that_cover_nothing(monkey
     assert not any(box.contains(*point) for box in boxes for point in points)
 
 
+def test_lines_of_a_figure_are_the_intervals_of_the_tables(monkeypatch, tmp_path):
+    seeds = [{"own": own, "bytes_up": 1000, "bytes_down": 1000} for own in (0.7, 0.8, 0.9)]
+    drawn = []
+    monkeypatch.setattr(tables, "save", lambda figure, path: drawn.append(figure))
+    tables.scatter({"one": seeds}, TASKS["digits"], tmp_path / "figure.png")
+    (lines,) = drawn[0].axes[0].collections
+    half = 4.30265 * 10 / 3**0.5  # Student's t of two degrees of freedom, and a deviation of 10
+    assert lines.get_segments()[0][:, 1] == pytest.approx([80 - half, 80 + half], abs=1e-3)
+
+
 def test_a_row_that_equals_its_reference_has_no_star():
     assert tables.holm([float("nan")]) == [False]
     assert tables.holm([0.01, float("nan")]) == [True, False]
