@@ -9,6 +9,7 @@ import fedprompt._checks as check
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
+from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
 __all__ = ["load_prompts", "save_prompts"]
@@ -25,8 +26,8 @@ def save_prompts(
 ) -> None:
     """Save a trained module and the fingerprint of the backbone that it belongs to.
 
-    Parameters and persistent buffers are saved; the backbone is not. The file is in the safetensors
-    format. Hashing reads every weight of the backbone once.
+    Parameters and persistent buffers are saved; the backbone is not. The layers of visual prompts
+    are recorded, too. The file is in the safetensors format. Hashing reads every weight of the backbone once.
 
     Args:
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
@@ -57,7 +58,8 @@ def save_prompts(
         True
     """
     parts = fingerprint(trunk, class_names=class_names)
-    header = Header(parts, meta={_COUNT: str(len(class_names))} if class_names else {})
+    count = {_COUNT: str(len(class_names))} if class_names else {}
+    header = Header(parts, meta=count | _layers(module))
     save_payload(snapshot(module, buffers=True), path, header=header)
 
 
@@ -73,7 +75,8 @@ def load_prompts(
     Loading runs no code from the file. The module is unchanged if the file is refused.
 
     Args:
-        module: Module with the names, shapes and dtypes of the saved one.
+        module: Module with the names, shapes and dtypes of the saved one. Its visual prompts enter
+            at the same layers, and replace earlier ones if those did.
         path: Path of the file.
         trunk: Trunk, text tower or network that the module will be used with. Its fingerprint must
             be the recorded one.
@@ -106,9 +109,21 @@ def load_prompts(
         )
         if classes is not None and classes != header.fingerprint.get("classes"):
             raise _other_classes(header, len(class_names))
+        for name, layers in _layers(module).items():
+            if (recorded := header.meta.get(name, layers)) != layers:  # older files have none
+                raise check.wrong("module", f"have {name} {recorded}", layers)
     except ValueError as error:
         raise ValueError(f"{fspath(path)!r} does not fit `module`: {error}") from error
     load_values(module, values)
+
+
+def _layers(module: nn.Module) -> dict[str, str]:
+    """Describe where the visual prompts of a module enter."""
+    return {
+        f"layers of {name or 'prompts'}": f"{[*map(int, part.layers)]}, replace={part.replace}"
+        for name, part in module.named_modules()
+        if isinstance(part, LayeredPrompts | GroupPrompts)
+    }
 
 
 def _other_classes(header: Header, count: int) -> ValueError:

@@ -102,6 +102,31 @@ def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved):
     assert_identical(model.state_dict(), before)
 
 
+@pytest.mark.parametrize(
+    ("layers", "replace", "got"),
+    [((0, 2), False, "[0, 2], replace=False"), ((1, 2), True, "[1, 2], replace=True")],
+)
+def test_prompts_for_other_layers_are_refused(tmp_path, layers, replace, got):
+    trunk = fp.vit_trunk(tiny_vit())
+    saved = nn.ModuleDict({"deep": fp.LayeredPrompts(2, 12, layers=(0, 2), replace=True)})
+    fp.save_prompts(saved, tmp_path / "prompts", trunk=trunk)
+    other = nn.ModuleDict({"deep": fp.LayeredPrompts(2, 12, layers=layers, replace=replace)})
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match="does not fit `module`") as refused:
+        fp.load_prompts(other, tmp_path / "prompts", trunk=trunk)
+    rule = "`module` must have layers of deep [0, 2], replace=True; "
+    assert str(refused.value).endswith(f"{rule}got {got}.")
+    assert_identical(other.state_dict(), before)
+
+
+def test_the_layers_of_a_file_without_them_are_not_compared(tmp_path):
+    trunk = fp.vit_trunk(tiny_vit())
+    header = Header(fp.fingerprint(trunk))
+    save_payload(fp.snapshot(fp.DeepPrompts(2, 12, 3)), tmp_path / "prompts", header=header)
+    prompts = fp.LayeredPrompts(2, 12, layers=range(3))
+    fp.load_prompts(prompts, tmp_path / "prompts", trunk=trunk)
+
+
 def test_a_text_tower_is_a_backbone_too(tmp_path):
     tower = fp.TextTower(make_clip(), TOKENIZER)
     context = nn.ParameterDict({"context": nn.Parameter(torch.rand(4, tower.dim))})

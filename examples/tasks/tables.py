@@ -19,6 +19,7 @@ from matplotlib.transforms import Bbox
 
 WIDTH = 7  # columns of a table; the others follow in further ones
 FEWEST = 5  # seeds of a star or a recommendation
+WIDEST = 0.1  # half of an interval of an accuracy, beyond which a column says little
 PAIRS = content("pairs")
 COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
@@ -102,13 +103,16 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
     """Return header and rows of a table, the highest of the compared column first.
 
     The compared column and its differences come first, and the costs last. Empty columns are left
-    out.
+    out, and so are vague ones that are not compared.
     """
     by_row = ranked(grouped(found, partition), task)
     header, body = ["row"], [list(by_row)]
     for name in dict.fromkeys((*task.compared, *task.columns)):
+        columns = [measured(seeds, name) for seeds in by_row.values()]
+        if name not in task.compared and vague(name, columns):
+            continue
         header.append(task.columns[name])
-        body.append([written(seeds, name) for seeds in by_row.values()])
+        body.append([percent(values) if values else "" for values in columns])
         for word, titles in task.references.items() if name in task.compared else ():
             header.append(f"{task.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))
@@ -121,10 +125,16 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
     return header, [list(cells) for cells in zip(*body, strict=True)]
 
 
-def written(seeds: Sequence[Record], name: str) -> str:
-    """Write the mean of a figure in percent, if all seeds have it."""
+def measured(seeds: Sequence[Record], name: str) -> list[float]:
+    """Return a figure of all seeds, or nothing if one of them lacks it."""
     values = [record[name] for record in seeds if name in record]
-    return percent(values) if len(values) == len(seeds) else ""
+    return values if len(values) == len(seeds) else []
+
+
+def vague(name: str, columns: Iterable[Sequence[float]]) -> bool:
+    """Whether most rows of a column of accuracies have an interval beyond 10 points."""
+    wide = [interval(values) > WIDEST for values in columns if len(values) > 2]
+    return name != "rise" and sum(wide) > len(wide) / 2
 
 
 def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequence[Record]]:
@@ -173,10 +183,16 @@ def quoted(found: Sequence[Record], task: Task, partition: str) -> list[str]:
     pairs = {pair: sides for pair, sides in pairs.items() if all(sides)}
     compared = [record for sides in pairs.values() for seeds in sides for record in seeds]
     names = dict.fromkeys((*task.compared, *task.columns))
-    names = [name for name in names if all(name in record for record in compared)][: WIDTH - 1]
+    columns = {
+        name: [gains(*sides, name) for sides in pairs.values()]
+        for name in names
+        if all(name in record for record in compared)
+    }
+    names = [name for name in columns if name in task.compared or not vague(name, columns[name])]
+    names = names[: WIDTH - 1]
     body = [
-        [pair, *(percent(gains(*sides, name), signed=True) for name in names)]
-        for pair, sides in pairs.items()
+        [pair, *(percent(columns[name][row], signed=True) for name in names)]
+        for row, pair in enumerate(pairs)
     ]
     return [table(["difference", *(task.columns[name] for name in names)], body)] if body else []
 

@@ -80,7 +80,7 @@ def evaluate(
         and `worst` the lowest of these. On all test inputs, `balanced` is the balanced accuracy and
         `macro_f1` the macro F1. With newcomers, `received` is their mean, and `after` the mean
         after `steps` of training. In addition, `trained` is the number of parameters that the model
-        of a client trains.
+        of a client trains. An input whose predictions contain NaN counts as an error.
 
     Raises:
         ValueError: If a client is not in the federation, a newcomer has trained, a mix has another
@@ -197,7 +197,8 @@ class _Tests:
         logits = model(self.inputs[positions].to(self.setting.device))
         check.instance("predictions", logits, Tensor, "be a tensor of logits")
         check.shape("predictions", logits, (len(positions), self.setting.num_classes))
-        return logits.argmax(1).cpu()
+        none = self.setting.num_classes  # NaN is no class
+        return torch.where(logits.isnan().any(1), none, logits.argmax(1)).cpu()
 
     def accuracy(self, classes: Tensor, client: int | None) -> float:
         """Compute the accuracy on the mix of a client, or on all test inputs."""
@@ -207,7 +208,7 @@ class _Tests:
 
     def over_classes(self, classes: Tensor) -> dict[str, float]:
         """Compute means over classes."""
-        number = self.setting.num_classes
+        number = self.setting.num_classes + 1  # the last has no samples
         table = fp.selection.contingency_table(classes, self.labels, number, number)
         return {
             "balanced": fp.metrics.balanced_accuracy(table),

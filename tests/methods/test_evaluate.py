@@ -58,6 +58,14 @@ def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
     assert (found["own"], found["received"]) == (1, 1 / 3)
 
 
+def test_an_input_with_nan_among_its_logits_is_an_error():
+    """Class 1 is right; the others have NaN, also where the largest logit would be right."""
+    logits = TESTS.where(LABELS[:, None] == 1, torch.tensor([torch.nan, 0, 1]))
+    found = evaluate(of(lambda *all: lambda inputs: logits), federation(), NOW, TESTS, LABELS)
+    assert (found["full"], found["balanced"]) == (1 / 4, 1 / 3)
+    assert found["macro_f1"] == pytest.approx(1 / 4)  # the inputs without a class are one more
+
+
 def test_figures_of_newcomers_are_means_over_them():
     """No input of client 1 has class 0, and one of the five of client 2."""
     untrained = NOW._replace(clients={})

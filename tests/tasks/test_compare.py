@@ -349,6 +349,24 @@ def test_seeds_of_a_row_with_different_values_are_no_table():
         tables.grouped([record(0, 0.1), record(0, 0.3)], "few")
 
 
+def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch):
+    """Over two of three rows, worst clients and own mixes differ by 40 points, new clients by 2."""
+
+    def record(row, seed):
+        near, far = 0.5 + 0.01 * seed, 0.5 + (0.2 if row in "AB" else 0.01) * seed
+        at = {"task": "mnist", "partition": "few", "row": row, "trial": None, "seed": seed}
+        return at | {"own": far, "worst": far, "received": near}
+
+    monkeypatch.setitem(tables.PAIRS, "mnist", {"few": ["A - C"]})
+    found = [record(row, seed) for row in "ABC" for seed in (-1, 0, 1)]
+    header, body = tables.rows(found, TASKS["mnist"], "few")
+    assert header == ["row", "own mix", "new clients"]
+    assert ["A", "50.0 ± 49.7", "50.0 ± 2.5"] in body
+    (below,) = tables.quoted(found, TASKS["mnist"], "few")
+    words = below.splitlines()[0].strip("|").split("|")
+    assert list(map(str.strip, words)) == ["difference", "own mix", "new clients"]
+
+
 def test_a_figure_that_is_nan_or_missing_in_a_new_run_differs_from_its_record():
     record = {"row": "A", "own": 0.9, "worst": 0.5}
     found = tables.differences(record, {"own": float("nan")}, TASKS["digits"])
