@@ -27,7 +27,8 @@ def save_prompts(
     """Save a trained module and the fingerprint of the backbone that it belongs to.
 
     Parameters and persistent buffers are saved; the backbone is not. The layers of visual prompts
-    are recorded, too. The file is in the safetensors format. Hashing reads every weight of the backbone once.
+    are recorded, too. The file is in the safetensors format. Hashing reads every weight of the
+    backbone once.
 
     Args:
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
