@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
+from operator import attrgetter
 from types import UnionType
 from typing import Any, Concatenate, ParamSpec
 
@@ -219,10 +220,8 @@ def method(method: Any, *, needs_form: bool = False) -> None:
     instance("method", method, Method, "be a Method(client, server, predict)")
     instance("method.server", method.server, Server, "be a Server(state, answer, step)")
     instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
-    function("method.client", method.client)
-    function("method.predict", method.predict)
-    function("method.server.answer", method.server.answer)
-    function("method.server.step", method.server.step)
+    for name in ("client", "predict", "server.answer", "server.step"):
+        function(f"method.{name}", attrgetter(name)(method))
     count("method.exchanges", method.exchanges)
     if needs_form or method.form is not None:
         function("method.form", method.form, "be a function, by which messages are decoded")
@@ -314,9 +313,8 @@ def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
     if torch.compiler.is_compiling():
         return False
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not any(map(wrapped, tensors)) and (
-        sync or all(tensor.device.type == "cpu" for tensor in tensors)
-    )
+    here = sync or all(tensor.device.type == "cpu" for tensor in tensors)
+    return here and not any(map(wrapped, tensors))
 
 
 def labels(
@@ -470,9 +468,8 @@ def strided(argument: str, tensor: object) -> None:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor stores each of its numbers: not sparse, quantized, nested or on meta."""
-    return tensor.layout == torch.strided and not (
-        tensor.is_meta or tensor.is_quantized or tensor.is_nested
-    )
+    elsewhere = tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return tensor.layout == torch.strided and not elsewhere
 
 
 def dense(argument: str, tensor: Tensor) -> None:
@@ -533,8 +530,7 @@ def rows(argument: str, entry: Weighted) -> None:
     """Require finite weights of at least 0, and finite values in rows of positive weight."""
     weights(argument, entry)
     rows = known_rows(entry).reshape(entry.weight.numel(), -1)
-    broken = torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist()
-    if broken:
+    if broken := torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist():
         rule = "be finite wherever its weight is positive"
         raise wrong(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
 

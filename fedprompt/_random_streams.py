@@ -18,10 +18,8 @@ class RandomStreams:
 
     def states(self) -> RandomStates:
         """Return the current state of each stream."""
-        return [
-            torch.get_rng_state(),
-            *(torch.get_device_module(device).get_rng_state(device) for device in self.devices),
-        ]
+        others = (torch.get_device_module(device).get_rng_state(device) for device in self.devices)
+        return [torch.get_rng_state(), *others]
 
     def replay(self, states: RandomStates) -> None:
         """Set each stream back to a state."""

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import safetensors.torch
 from torch import Tensor
 
 import fedprompt._checks as check
@@ -20,8 +21,6 @@ _NAMED: dict[str, Any] = {"weighted": Weighted, "round": Round}
 
 def to_blob(tree: Any, where: str) -> bytes:
     """Write a tree as safetensors, with its form in the header. Equal trees give equal bytes."""
-    import safetensors.torch
-
     tensors: dict[str, Tensor] = {}
     form = packed(tree, where, tensors)
     # One text, because safetensors writes several in any order.
@@ -31,8 +30,6 @@ def to_blob(tree: Any, where: str) -> bytes:
 
 def from_blob(blob: bytes) -> Any:
     """Read the tree of :func:`to_blob`, on the kinds of devices that it was on."""
-    import safetensors.torch
-
     form, devices = json.loads(texts_of(blob)["tree"])
     tensors = safetensors.torch.load(blob).items()
     return unpacked(form, {number: tensor.to(devices[number]) for number, tensor in tensors})

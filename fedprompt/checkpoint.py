@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -60,8 +62,6 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
         ...     load_checkpoint(directory)
         {'server_round': 3, 'values': {'head': tensor([1., 1.])}}
     """
-    import safetensors.torch
-
     directory = checked_path("directory", directory, of="directory")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(packed(state, "state", tensors))
@@ -121,8 +121,6 @@ def load_checkpoint(
         >>> state
         {'server_round': 3, 'values': {'head': tensor([3., 3.])}}
     """
-    import safetensors.torch
-
     path = checked_path("directory", directory, of="directory") / _STATE
     _check_not_lost(path)
     if not path.exists():
@@ -161,10 +159,8 @@ def _read(path: Path) -> tuple[str, str, bytes]:
     """
     for _ in range(10):
         name, digest, tree = _record(path)
-        try:
+        with suppress(FileNotFoundError):
             return tree, digest, (path.parent / name).read_bytes()
-        except FileNotFoundError:
-            pass
     raise check.wrong("directory", _NAMED_TENSORS, f"no file {name!r}")
 
 

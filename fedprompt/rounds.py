@@ -94,8 +94,7 @@ def run_rounds(
     for server_round, cohort in numbered:
         check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
         clients = list(cohort)
-        server = now.server
-        states = now.clients
+        _, server, states = now
         for _ in range(method.exchanges):
             payloads, states = engine.exchange(server_round, clients, server, states)
             if payloads:
@@ -136,10 +135,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
         where = {"client": data.id, "server_round": data.server_round}
-        if answer is not None:
-            ledger.record(answer, direction="down", **where)
-        if payload is not None:
-            ledger.record(payload, direction="up", **where)
+        ledger.record(answer or {}, direction="down", **where)
+        ledger.record(payload or {}, direction="up", **where)
         return payload, state
 
     return method._replace(client=client)
@@ -198,16 +195,12 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def coded_form(client: int) -> Message:
         check.count("client", client, at_least=0)
-        empty = {name: Weighted(*map(_zeros, entry)) for name, entry in form(client).items()}
+        zeros = partial(torch.zeros_like, device="cpu")
+        empty = {name: Weighted(*map(zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
     server = method.server._replace(step=step)
     return method._replace(client=client, server=server, predict=predict, form=coded_form)
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """Make zeros on the CPU, of the shape and dtype of a tensor whose numbers are not read."""
-    return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -283,19 +276,18 @@ class _Engine(NamedTuple):
 
         def train() -> dict[str, Any]:
             clients = check.cohort(cohort, server_round)
-            payloads = {}
+            payloads = dict[int, Message | None]()
             for client in clients:
                 if is_here(client, self.group):
                     state = new.get(str(client), {})
-                    payload, new[str(client)] = self._train(client, server_round, server, state)
-                    if payload is not None:
-                        payloads[client] = payload
+                    result = self._train(client, server_round, server, state)
+                    payloads[client], new[str(client)] = result
             return {"cohort": clients, "payloads": payloads}
 
         trees = on_all_ranks(train, server_round=server_round, group=self.group)
         self._check_same("cohorts", [str(tree["cohort"]) for tree in trees], server_round)
-        payloads = {client: sent for tree in trees for client, sent in tree["payloads"].items()}
-        return dict(sorted(payloads.items())), new
+        sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
+        return {client: payload for client, payload in sent if payload is not None}, new
 
     def _train(
         self, client: int, server_round: int, server: State, state: State

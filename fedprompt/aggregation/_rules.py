@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +35,6 @@ class RowRule(ABC):
         _check_previous(previous)
         return self.first_state(previous.detach())
 
-    @overload
-    def step(self, previous: Tensor, mean: Weighted, state: State, /) -> tuple[Tensor, State]: ...
-    @overload
-    def step(
-        self, previous: Mapping[str, Tensor], mean: Payload, state: State, /
-    ) -> tuple[dict[str, Tensor], State]: ...
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
             return step_by_name(dict.fromkeys(previous, self), previous, mean, state)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 from torch import Tensor
@@ -132,14 +133,9 @@ def _checked_rules(
 
 def _match(names: list[str], rules: Mapping[str, _Rule], default: _Rule) -> dict[str, _Rule]:
     """Map names to rules: of the full name, else of the longest dotted prefix, else the default."""
-    prefixes = {name: _prefixes(name) for name in names}
+    prefixes = {name: list(accumulate(name.split("."), "{}.{}".format)) for name in names}
     if unused := rules.keys() - {prefix for parts in prefixes.values() for prefix in parts}:
         rule = f"each match a name or a dotted prefix of {names}"
         raise check.wrong("rules", rule, [key for key in rules if key in unused])
     matched = {name: [key for key in keys if key in rules] for name, keys in prefixes.items()}
-    return {name: rules[keys[0]] if keys else default for name, keys in matched.items()}
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return {name: rules[keys[-1]] if keys else default for name, keys in matched.items()}

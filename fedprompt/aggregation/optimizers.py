@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,7 @@ from fedprompt.interfaces import ServerRule, State
 _MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 
-def descend(
-    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
-    *,
-    max_norm: float | None = None,
-) -> ServerRule:
+def descend(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> ServerRule:
     """Take one step of a torch optimizer, with the mean as the gradient (FedL2G).
 
     If clients send parameters and not gradients, use :func:`fedopt`.
@@ -50,11 +47,7 @@ def descend(
     return _Optimizer(make_optimizer, max_norm, gradient=_as_sent)
 
 
-def fedopt(
-    make_optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer],
-    *,
-    max_norm: float | None = None,
-) -> ServerRule:
+def fedopt(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> ServerRule:
     r"""Take one step of a torch optimizer, with the movement of the mean as gradient (FedOpt).
 
     .. math:: g = v - \bar v
@@ -208,9 +201,7 @@ def _as_sent(previous: Tensor, mean: Tensor) -> Tensor:
 
 def _shorten(parameter: Tensor, max_norm: float) -> None:
     """Clip the gradient of a parameter to `max_norm`, even if its norm overflows the dtype."""
-    gradient = parameter.grad
-    if gradient is None:
-        return
+    gradient: Any = parameter.grad
     if not check.values_readable(gradient) or torch.linalg.vector_norm(gradient).isfinite():
         torch.nn.utils.clip_grad_norm_([parameter], max_norm)
         return
@@ -230,7 +221,9 @@ class _Adaptive(RowRule):
         check.number("learning_rate", self.learning_rate, above=0)
         check.pair("betas", self.betas, "be two numbers")
         for position, beta in enumerate(self.betas):
-            _check_decay(f"betas[{position}]", beta)
+            check.number(f"betas[{position}]", beta, at_least=0)
+            if beta >= 1:
+                raise check.wrong(f"betas[{position}]", "be below 1", beta)
         check.number("tau", self.tau, above=0)
 
     def first_state(self, previous: Tensor) -> State:
@@ -253,12 +246,6 @@ def _adam(second: Tensor, square: Tensor, decay: float) -> Tensor:
 
 def _yogi(second: Tensor, square: Tensor, decay: float) -> Tensor:
     return second - (1 - decay) * square * (second - square).sign()
-
-
-def _check_decay(argument: str, decay: float) -> None:
-    check.number(argument, decay, at_least=0)
-    if decay >= 1:
-        raise check.wrong(argument, "be below 1", decay)
 
 
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:

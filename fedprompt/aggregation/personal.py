@@ -13,7 +13,7 @@ from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import Message, Payload, Server, ServerUpdate, State, Weighted
+from fedprompt.interfaces import Payload, Server, ServerUpdate, State, Weighted
 
 _LARGEST_FACTOR = 1e18
 
@@ -142,10 +142,9 @@ def averaging_server(
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
     first = {name: value.detach().clone() for name, value in values.items()}
 
-    def answer(client: int, state: State) -> Message:
+    def answer(client: int, state: State) -> Any:
         _check_state(state)
-        values: Mapping[str, Tensor] = state["values"]
-        return values
+        return state["values"]
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
         check.count("server_round", server_round, at_least=0)
@@ -164,8 +163,7 @@ def _check_payloads(payloads: Any) -> None:
     check.some("payloads", payloads, "hold at least one payload")
     for client, payload in payloads.items():
         check.count("id in `payloads`", client, at_least=0)
-        if payload != {}:  # a legal message of a client that shares nothing
-            check.form(f"payloads[{client}]", payload)
+        check.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
 
 
 def _check_state(state: object) -> None:

@@ -131,10 +131,8 @@ def _median(entries: list[Weighted]) -> Weighted:
     value, weight, total = _sorted(entries)
     seen = _running(weight)
     half = seen[-1] / 2
-    lower, upper = (
-        value.gather(0, reached.byte().argmax(0, keepdim=True))[0]
-        for reached in (seen >= half, seen > half)
-    )
+    first = (reached.byte().argmax(0, keepdim=True) for reached in (seen >= half, seen > half))
+    lower, upper = (value.gather(0, position)[0] for position in first)
     middle = (lower + upper) / 2
     middle = torch.where(middle.isfinite(), middle, lower / 2 + upper / 2)  # the sum may overflow
     return as_entry(middle, total, like=entries[0])

@@ -223,13 +223,8 @@ class Wire:
         self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes
     ) -> None:
         if self.ledger is not None and message:
-            self.ledger.record(
-                message,
-                direction=direction,
-                client=client,
-                server_round=self._round(exchange),
-                framed=len(blob),
-            )
+            where = {"client": client, "server_round": self._round(exchange)}
+            self.ledger.record(message, direction=direction, framed=len(blob), **where)
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:

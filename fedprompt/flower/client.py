@@ -81,10 +81,8 @@ def client_app(
             memory = _begun(memory, message.content)
         state = copy.deepcopy(memory["after"])
         payload, after = method.client(data(client, server_round), answer, state)
-        reply = RecordDict()  # without a payload
-        if payload is not None:
-            up = Header(expect.fingerprint, header.server_round, str(client))
-            reply = pack(payload, header=up)
+        up = Header(expect.fingerprint, header.server_round, str(client))
+        reply = RecordDict() if payload is None else pack(payload, header=up)
         _keep({**memory, "after": after}, context, folder)
         return Envelope(reply, reply_to=message)
 

@@ -88,8 +88,7 @@ class ServerStrategy(Strategy):
             if not self._registered:
                 earlier = self.nodes
                 self.nodes = client_nodes(grid, self._cohort, known=earlier, timeout=self.patience)
-            asked = [client for client in self._cohort if client in self.nodes]
-            self._asked = {self.nodes[client]: client for client in asked}
+            self._asked = {self.nodes[each]: each for each in self._cohort if each in self.nodes}
         return self._wire.address(self._exchange, self._cohort, self._state, self.nodes)
 
     def aggregate_train(

@@ -92,7 +92,7 @@ def _entry_of(line: bytes) -> LedgerEntry:
         rule = f"be a list of {len(LedgerEntry._fields)} fields"
         raise check.wrong("line", rule, check.kind(fields))
     entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
-    _check_entry(entry, "line.{}")
+    check_entry(entry, "line.{}")
     return entry
 
 
@@ -110,7 +110,7 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
         raise check.wrong("state", "have lists of equal length", got)
     entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
     for position, entry in enumerate(entries):
-        _check_entry(entry, f"state['{{}}'][{position}]")
+        check_entry(entry, f"state['{{}}'][{position}]")
     return entries
 
 
@@ -120,7 +120,7 @@ def check_direction(argument: str, direction: object) -> None:
         raise check.wrong(argument, "be 'up' or 'down'", check.kind(direction))
 
 
-def _check_entry(entry: LedgerEntry, place: str) -> None:
+def check_entry(entry: LedgerEntry, place: str) -> None:
     """Require an entry that :meth:`Ledger.record` could have made."""
     for field in ("server_round", "num_bytes", "framed"):
         check.count(place.format(field), getattr(entry, field), at_least=0)

@@ -71,17 +71,14 @@ class Ledger:
             ValueError: If `framed` is less than the message needs, or a weight is negative or not
                 finite. Nothing is recorded after an error.
         """
-        _entries.check_direction("direction", direction)
-        check.count("server_round", server_round, at_least=0)
-        check.count("framed", framed, at_least=0)
-        _entries.check_client("client", client)
         size = num_bytes(message)
+        entry = LedgerEntry(server_round, client, direction, size, framed)
+        _entries.check_entry(entry, "{}")
         if framed and (not message or framed < size):
             rule = f"be the length of a blob with the {size} bytes of `message`"
             raise check.wrong("framed", rule, framed)
         if message:
-            row = int(server_round), client, direction, size, int(framed)
-            self.entries.append(LedgerEntry(*row))
+            self.entries.append(entry._replace(server_round=int(server_round), framed=int(framed)))
 
     def total(
         self,
@@ -155,10 +152,8 @@ class Ledger:
             True
         """
         if self.path is None:
-            return {
-                field: [getattr(entry, field) for entry in self.entries]
-                for field in LedgerEntry._fields
-            }
+            fields = LedgerEntry._fields
+            return {field: [getattr(entry, field) for entry in self.entries] for field in fields}
         self._append(self.path)
         return self._written.mark()
 

@@ -249,8 +249,7 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:
     check.iterable("only", only, "names or prefixes, such as ['prompts']")
     prefixes = list(only)
-    for position, prefix in enumerate(prefixes):
-        check.text(f"only[{position}]", prefix)
+    check.texts("only", prefixes, at_least=0)
     dotted = {prefix: f"{prefix}." for prefix in prefixes}
     missed = [p for p in prefixes if not any(f"{name}.".startswith(dotted[p]) for name in names)]
     if missed or not prefixes:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
@@ -56,12 +56,7 @@ def _posterior(losses: Tensor, weights: Tensor) -> Tensor:
     return (weights.log() - losses.detach()).softmax(1)
 
 
-@register(
-    "FedEM",
-    families=("one model",),
-    traits=("personalized", "adapted"),
-    search=LEARNING_RATE | {"num_components": [2, 3]},
-)
+@register("FedEM", **adapted(PERSONALIZED), search=LEARNING_RATE | {"num_components": [2, 3]})
 def fedem(
     setting: VitSetting, *, learning_rate: float = 1e-2, num_components: int = 3
 ) -> fp.Method:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, broadcast, take_step
 
 
 def _with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -59,13 +59,10 @@ def fedex_lora(
             take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=data.num_examples, only=sent), state
 
-    def answer(client, state):
-        return state
-
     def step(server_round, payloads, state):
         mean = fp.low_rank_mean(payloads.values(), pairs, rank=residual_rank)
         residuals = {name: state[name] + mean[name].value for name in pairs}
         return {name: entry.value for name, entry in mean.items()} | residuals
 
-    server = fp.Server(first, answer, step)
+    server = fp.Server(first, broadcast, step)
     return averaged(model, train, shared=sent, server=server)

@@ -20,7 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
 from fedprompt.methods.setting import VitSetting, broadcast, known_rows, prototypes, take_step
 
 
@@ -35,12 +35,7 @@ def _train_head(
         take_step(optimizer, loss)
 
 
-@register(
-    "FedGH",
-    families=("mixed models",),
-    traits=("personalized", "different models", "adapted"),
-    search=LEARNING_RATE | {"server_rate": (1e-3, 1.0)},
-)
+@register("FedGH", **adapted(DIFFERENT_MODELS), search=LEARNING_RATE | {"server_rate": (1e-3, 1.0)})
 def fedgh(
     setting: VitSetting,
     *,

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
 from fedprompt.methods.setting import VitSetting, take_step
 
 
@@ -115,12 +115,7 @@ def _factored_server(
     return fp.Server(state, answer, step)
 
 
-@register(
-    "FedKD",
-    families=("mixed models",),
-    traits=("personalized", "different models", "adapted"),
-    search=LEARNING_RATE,
-)
+@register("FedKD", **adapted(DIFFERENT_MODELS), search=LEARNING_RATE)
 def fedkd(
     setting: VitSetting,
     *,

@@ -27,7 +27,7 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, broadcast, take_step
 
 
@@ -76,8 +76,7 @@ def _sample(groups: Tensor, common: Tensor, sharpness: float, draw: torch.Genera
 
 @register(
     "FedMGP",
-    families=("CLIP",),
-    traits=("personalized",),
+    **PERSONALIZED_CLIP,
     search=LEARNING_RATE | {"diversity": (0.1, 10.0)},
     inputs="images",
 )

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, adapted, register
 from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
 
 
@@ -50,8 +50,7 @@ def _private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
 
 @register(
     "FedPHA",
-    families=("CLIP",),
-    traits=("personalized", "adapted"),
+    **adapted(PERSONALIZED_CLIP),
     search=LEARNING_RATE | {"margin": (0.1, 2.0), "minor_share": [0.5, 0.8, 0.95]},
 )
 def fedpha(

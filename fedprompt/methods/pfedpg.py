@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.setting import VitSetting, take_step
 
 
@@ -55,10 +55,7 @@ def _follow(generator: _Generator, changes: Mapping[int, Tensor], learning_rate:
 
 
 @register(
-    "pFedPG",
-    families=("one model",),
-    traits=("personalized", "adapted"),
-    search=LEARNING_RATE | {"server_learning_rate": (1e-3, 0.3)},
+    "pFedPG", **adapted(PERSONALIZED), search=LEARNING_RATE | {"server_learning_rate": (1e-3, 0.3)}
 )
 def pfedpg(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_learning_rate: float = 0.1

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.setting import VitSetting, averaged, take_step
 
 
@@ -47,12 +47,7 @@ class _Bordered(nn.Module):
         return self.network(images + self.border(self.inside))
 
 
-@register(
-    "pFedPT",
-    families=("one model",),
-    traits=("personalized", "adapted"),
-    search=LEARNING_RATE | {"border_rate": (1e-2, 1.0)},
-)
+@register("pFedPT", **adapted(PERSONALIZED), search=LEARNING_RATE | {"border_rate": (1e-2, 1.0)})
 def pfedpt(
     setting: VitSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
 ) -> fp.Method:

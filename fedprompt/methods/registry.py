@@ -15,6 +15,7 @@ __all__ = [
     "PERSONALIZED_CLIP",
     "Entry",
     "Range",
+    "adapted",
     "register",
 ]
 
@@ -34,6 +35,12 @@ DIFFERENT_MODELS = dict[str, Any](
     families=("mixed models",), traits=("personalized", "different models")
 )
 """Family and traits of methods whose clients may have models of different sizes."""
+
+
+def adapted(marks: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the trait of methods of which a step is replaced or left out."""
+    return {**marks, "traits": (*marks["traits"], "adapted")}
+
 
 _Make = TypeVar("_Make", bound=Callable[..., Method])
 

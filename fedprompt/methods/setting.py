@@ -356,10 +356,8 @@ class Federation:
     def __post_init__(self) -> None:
         check.instance("setting", self.setting, Setting, "be a Setting, such as VitSetting")
         check_inputs("inputs", self.inputs)
-        check.labels("labels", self.labels, self.setting.num_classes)
-        if len(self.labels) != len(self.inputs):
-            rule = f"have one entry for each of {len(self.inputs)} inputs"
-            raise check.wrong("labels", rule, len(self.labels))
+        size = len(self.inputs)
+        check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
         check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
         shards = {client: _positions(self, client) for client in self.shards}
         object.__setattr__(self, "shards", shards)
@@ -379,17 +377,15 @@ class Federation:
 def check_inputs(argument: str, inputs: object) -> None:
     """Require a tensor, or another object that returns batches by positions."""
     if isinstance(inputs, Sequence) or not isinstance(inputs, Inputs):
-        raise check.wrong_type(
-            argument, "be a tensor, or return batches by positions", check.kind(inputs)
-        )
+        rule = "be a tensor, or return batches by positions"
+        raise check.wrong_type(argument, rule, check.kind(inputs))
 
 
 def _positions(federation: Federation, client: int) -> Int[Tensor, "shard"]:
     check.count("key of shards", client, at_least=0)
     shard = torch.as_tensor(federation.shards[client])
     check.labels(f"shards[{client}]", shard, len(federation.inputs))
-    if not len(shard):
-        raise check.wrong(f"shards[{client}]", "have at least one position", "none")
+    check.some(f"shards[{client}]", len(shard), "have at least one position")
     return shard.to(torch.int64, copy=True)  # as uint8 it would be a mask
 
 
@@ -600,10 +596,8 @@ class VitSetting(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.trunks, Sequence):
-            raise check.wrong_type("trunks", "be a sequence of trunks", check.kind(self.trunks))
-        if not self.trunks:
-            raise check.wrong("trunks", "have at least one trunk", "none")
+        check.sequence("trunks", self.trunks, "trunks")
+        check.some("trunks", self.trunks, "have at least one trunk")
 
     @property
     def trunk(self) -> Trunk:

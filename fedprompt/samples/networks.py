@@ -5,6 +5,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -12,13 +13,15 @@ from typing import Literal
 import torch
 import torch.nn as nn
 from jaxtyping import Float, Int
-from safetensors import safe_open
+from safetensors.torch import load
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._trees import texts_of
 
 _SIZES = ("S", "B")
 _FOLDER = Path(__file__).parent
+_CLIP = _FOLDER / "clip.safetensors"
 CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 """Names of the digits, in words of :func:`tokenize`."""
 
@@ -60,10 +63,7 @@ def _read_vit(path: Path, *, with_head: bool = False) -> nn.Module:
     """Load a vision transformer from a file of ``examples/build_samples``, as :func:`vit` does."""
     from timm.models.vision_transformer import VisionTransformer
 
-    metadata, weights = _read(path)
-    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten
-        model: nn.Module = VisionTransformer(**json.loads(metadata["architecture"]))
-    model.load_state_dict(weights)
+    model = _read(path, VisionTransformer)
     if not with_head:
         model.reset_classifier(0)  # type: ignore[operator]
     return model.eval()
@@ -85,11 +85,7 @@ def clip() -> nn.Module:
     """
     from open_clip.model import CLIP
 
-    metadata, weights = _read(_FOLDER / "clip.safetensors")
-    with torch.random.fork_rng(devices=[]):
-        model: nn.Module = CLIP(**json.loads(metadata["architecture"]))
-    model.load_state_dict(weights)
-    return model.eval()
+    return _read(_CLIP, CLIP).eval()
 
 
 def tokenize(texts: list[str], context_length: int = 24) -> Int[Tensor, "texts length"]:
@@ -142,16 +138,17 @@ def preprocess(
     return (canvases - 0.5).expand(-1, 3, -1, -1)
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read the metadata and the weights of a file."""
-    with safe_open(path, framework="pt") as file:
-        names = file.keys()
-        return file.metadata(), {name: file.get_tensor(name) for name in names}
+def _read(path: Path, make: Callable[..., nn.Module]) -> nn.Module:
+    """Make a network by the architecture in a file, and load its weights."""
+    blob = path.read_bytes()
+    with torch.random.fork_rng(devices=[]):  # the initial values are overwritten
+        model = make(**json.loads(texts_of(blob)["architecture"]))
+    model.load_state_dict(load(blob))
+    return model
 
 
 @cache
 def _words() -> list[str]:
     """Read the words of the CLIP: padding, start, words in order, end."""
-    with safe_open(_FOLDER / "clip.safetensors", framework="pt") as file:
-        words: list[str] = json.loads(file.metadata()["words"])
+    words: list[str] = json.loads(texts_of(_CLIP.read_bytes())["words"])
     return words

@@ -168,11 +168,10 @@ def _claimed(key: str, entry: object, slot: Slot) -> Slot:
     shape = entry.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):  # no booleans
         _refuse(f"give {key!r} a shape of integers", shape)
-    open_rows = key.endswith(":value")  # only a Weighted has such a key
-    free = 1 if open_rows else 0
+    free = 1 if key.endswith(":value") else 0  # the rows, and only a Weighted has such a key
     fits = len(shape) == len(slot.shape) and tuple(shape[free:]) == slot.shape[free:]
-    if not fits or (open_rows and not 0 <= shape[0] <= slot.shape[0]):
-        most = "with at most as many rows as in " if open_rows else ""
+    if not fits or (free and not 0 <= shape[0] <= slot.shape[0]):
+        most = "with at most as many rows as in " if free else ""
         _refuse(f"hold {key!r} in the shape {most}{slot.shape}", tuple(shape))
     return Slot(slot.dtype, tuple(shape))
 

@@ -125,11 +125,8 @@ def header_text(header: Header, laid: Mapping[str, Slot], digest: str = _BLANK) 
     entries: dict[str, Any] = {"__metadata__": _metadata(header, digest)}
     for key, start in offsets(laid).items():
         dtype, shape = laid[key]
-        entries[key] = {
-            "dtype": DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [start, start + laid[key].num_bytes],
-        }
+        ends = [start, start + laid[key].num_bytes]
+        entries[key] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": ends}
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
     return text + " " * (-len(text.encode("utf-8", "surrogatepass")) % 8)
 

@@ -64,12 +64,9 @@ def receive(
         1 Client 1 already sent a valid blob for this round; this one is ignored.
     """
     check.optional(check.function, "restore", restore, "be a function of a message")
-    forms: dict[_Client, _Form] = {}
-    common: _Form | None = None
-    if isinstance(expect, Mapping):
-        forms = {client: _checked_form(form, max_bytes) for client, form in expect.items()}
-    else:
-        common = _checked_form(expect, max_bytes)
+    asked = expect if isinstance(expect, Mapping) else {}
+    forms = {client: _checked_form(form, max_bytes) for client, form in asked.items()}
+    common = None if isinstance(expect, Mapping) else _checked_form(expect, max_bytes)
     check.iterable("arrivals", arrivals, "pairs (client, blob)")
     accepted: dict[_Client, Any] = {}
     refused: list[tuple[_Client, str]] = []
