@@ -25,8 +25,7 @@ def run_block(
     from open_clip.transformer import ResidualAttentionBlock
 
     if type(block) is not ResidualAttentionBlock or type(block.attn) is not nn.MultiheadAttention:
-        called: Tensor = block(tokens, attn_mask=mask)
-        return tokens_at(called, read)
+        return tokens_at(block(tokens, attn_mask=mask), read)
     if read is not None and mask is not None:
         mask = mask[read][:, None]
     mixed = _attention(block.attn, block.ln_1(tokens), mask, read)

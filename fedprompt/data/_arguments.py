@@ -15,15 +15,15 @@ Indices = Int64[np.ndarray, " _"]
 Generator = np.random.Generator | torch.Generator
 
 
-def check_random(generator: object) -> None:
+def check_random(argument: str, generator: object) -> None:
     """Require a source of randomness."""
     rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
-    check.instance("generator", generator, np.random.Generator | torch.Generator, rule)
+    check.instance(argument, generator, np.random.Generator | torch.Generator, rule)
 
 
 def numpy_generator(generator: Any) -> np.random.Generator:
     """Return a numpy generator unchanged, or seed one with 256 bits from a torch generator."""
-    check_random(generator)
+    check_random("generator", generator)
     if isinstance(generator, np.random.Generator):
         return generator
     words = torch.empty(4, dtype=torch.int64, device=generator.device)

@@ -55,8 +55,7 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         return _checked("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
     if isinstance(dataset, Subset):
         chosen = np.asarray(dataset.indices, dtype=int)
-        part: Indices = labels_of(dataset.dataset, column=column)[chosen]
-        return part
+        return labels_of(dataset.dataset, column=column).take(chosen)
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([labels_of(part, column=column) for part in dataset.datasets])
     place, found = _stored(dataset, column)

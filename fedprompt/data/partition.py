@@ -191,8 +191,7 @@ def by_domain(
         [array([1]), array([3]), array([0]), array([2])]
     """
     number = _domain_numbers(domains)
-    if generator is not None:
-        _arguments.check_random(generator)
+    check.optional(_arguments.check_random, "generator", generator)
     num_domains = int(number.max()) + 1
     domain_samples = owned(number, num_domains)
     if num_clients is None:
@@ -205,11 +204,10 @@ def by_domain(
     fewest = min(map(len, domain_samples))
     reason = f"because a domain has only {fewest} samples"
     check.count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
-    share = num_clients // num_domains
     return [
         samples[part]
         for samples in domain_samples
-        for part in iid(samples, share, generator=generator)
+        for part in iid(samples, num_clients // num_domains, generator=generator)
     ]
 
 

@@ -1,7 +1,7 @@
 """Forward passes under other parameters that leave the model and the random streams unchanged."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 Parameters = Mapping[str, Tensor]
 """Trainable parameters by name, or one tensor of the same shape for each."""
 
-Evaluate = Callable[[Parameters, Callable[[Tensor], Any]], Any]
+Evaluate = Callable[[Parameters, Callable[[Tensor], Tensor]], Tensor]
 """(parameters, then) -> then(guided)."""
 # Position of the dropout probability among the arguments.
 DROPOUT_POSITION = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
@@ -89,8 +89,7 @@ def _slots(model: nn.Module) -> dict[str, list[str]]:
     """
     slots = dict[Tensor, list[str]]()
     for prefix, module in model.named_modules(prefix="model"):
-        tensors = {**module._parameters, **module._buffers}
-        for name, tensor in tensors.items():
+        for name, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is not None:
                 slots.setdefault(tensor, []).append(f"{prefix}.{name}")
     return {names[0].removeprefix("model."): names for names in slots.values()}
@@ -125,11 +124,8 @@ class ReplayableAttention(TorchFunctionMode):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
-        position = DROPOUT_POSITION.get(func)
-        if position is None:
-            return func(*args, **kwargs)
-        dropout = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
-        if dropout == 0:
-            return func(*args, **kwargs)
-        with sdpa_kernel(SDPBackend.MATH):
+        dropout = 0.0
+        if (position := DROPOUT_POSITION.get(func)) is not None:
+            dropout = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
+        with sdpa_kernel(SDPBackend.MATH) if dropout else nullcontext():
             return func(*args, **kwargs)

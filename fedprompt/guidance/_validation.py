@@ -21,9 +21,8 @@ class Guides(NamedTuple):
 
 def checked_guides(guides: Any) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
-    table, weight = (
-        check.layout("guides", guides) if isinstance(guides, Weighted) else (guides, None)
-    )
+    weighted = isinstance(guides, Weighted)
+    table, weight = check.layout("guides", guides) if weighted else (guides, None)
     rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
     check.floating("guides", table, rule)
     check.strided("guides", table)
@@ -106,8 +105,7 @@ def check_reached(guided: Tensor) -> None:
 
 def check_used(parameters: Mapping[str, Tensor], used: set[str]) -> None:
     """Require that the study loss or the quiz loss depends on every trainable parameter."""
-    unused = [name for name in parameters if name not in used]
-    if unused:
+    if unused := [name for name in parameters if name not in used]:
         rule = "use every parameter that requires gradients, or freeze it"
         raise check.wrong("model", rule, f"no gradient for {unused[:5]}")
 
@@ -123,8 +121,7 @@ def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> No
     sums = torch.stack([value.sum().float() for value in gradients.values()])
     if bool(torch.isfinite(sums).all()):
         return
-    broken = [name for name, value in gradients.items() if not torch.isfinite(value).all()]
-    if broken:
+    if broken := [name for name, value in gradients.items() if not torch.isfinite(value).all()]:
         raise check.wrong(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
 
 

@@ -234,7 +234,7 @@ def _take(
 def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
     """Return a function that repeats the pass over a study batch: same masks, same buffers."""
 
-    def evaluate(parameters: Parameters, then: Callable[[Tensor], Any]) -> Any:
+    def evaluate(parameters: Parameters, then: Callable[[Tensor], Tensor]) -> Tensor:
         passes.streams.replay(batch.states)
         with _passes.differentiable_attention():
             return passes.run(parameters, batch.images, lambda outputs: then(outputs[0]))

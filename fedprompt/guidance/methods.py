@@ -58,8 +58,7 @@ def forward_mode(
                     for name, value in parameters.items()
                 }
                 with ForwardRules(), torch.enable_grad():
-                    tangent: Tensor = evaluate(duals, _tangent)
-                    return tangent
+                    return evaluate(duals, _tangent)
     except NotImplementedError as reason:
         text = " ".join(str(reason).split())
         warnings.warn(
@@ -100,19 +99,16 @@ def double_backward(
         pulled = torch.autograd.grad(
             guided, list(leaves.values()), seed, create_graph=True, allow_unused=True
         )
-        reached = [
-            (row, direction[name])
+        reached = {
+            name: row
             for name, row in zip(leaves, pulled, strict=True)
             if row is not None and row.requires_grad
-        ]
-        (tangent,) = torch.autograd.grad(
-            [row for row, _ in reached], seed, [along for _, along in reached]
-        )
-        return tangent
+        }
+        along = [direction[name] for name in reached]
+        return torch.autograd.grad(list(reached.values()), seed, along)[0]
 
     with torch.enable_grad():
-        tangent: Tensor = evaluate(leaves, product)
-        return tangent
+        return evaluate(leaves, product)
 
 
 def central_difference(
@@ -144,15 +140,12 @@ def central_difference(
     check.divisor("step", step)
     distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
 
-    def moved(sign: float) -> Tensor:
-        there = {
-            name: value + sign * distance * direction[name] for name, value in parameters.items()
-        }
-        output: Tensor = evaluate(there, torch.detach)
-        return output
+    def moved(by: float) -> Tensor:
+        there = {name: value + by * direction[name] for name, value in parameters.items()}
+        return evaluate(there, torch.detach)
 
     with torch.no_grad():
-        return (moved(1.0) - moved(-1.0)) / (2 * distance)
+        return (moved(distance) - moved(-distance)) / (2 * distance)
 
 
 def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> None:
@@ -169,8 +162,7 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
 
 
 def _tangent(guided: Tensor) -> Tensor:
-    tangent = tangent_of(guided)
-    if tangent is None:
+    if (tangent := tangent_of(guided)) is None:
         raise NotImplementedError("an operator of the model silently drops tangents")
     return tangent.detach().clone()
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 import fedprompt._checks as check
@@ -19,10 +18,8 @@ ENTRIES_ELSEWHERE = 2**27
 """The same on an accelerator: half a gigabyte of float32."""
 
 
-def lean_scores(
-    patches: Tensor, text: Tensor, mass: float, epsilon: float, solver: TransportSolver
-) -> Tensor:
-    r"""Compute sums of plan times cosine, with the plans of a few images in memory at a time.
+class LeanScores(torch.autograd.Function):
+    r"""Sums of plan times cosine, with the plans of a few images in memory at a time.
 
     Costs and plans exist for one block of images at a time. For the backward pass only the column
     duals :math:`x` are kept, one number for each image, class and prompt. The plan follows from
@@ -30,16 +27,9 @@ def lean_scores(
 
     .. math:: T_{vj} = \min\!\big(a_v / s_v, 1\big) \, e^{x_j - C_{vj} / \epsilon}, \qquad
               s_v = \sum_j e^{x_j - C_{vj} / \epsilon}
-    """
-    scores: Tensor = _Scores.apply(patches, text, mass, epsilon, solver)[0]
-    return scores
 
-
-class _Scores(torch.autograd.Function):
-    """Autograd function from patches and text to scores and duals.
-
-    Scores are sums of plan times cosine, ``(batch, classes)``. Duals are ``(batch, classes,
-    prompts)``. Text is normalized, ``(classes, prompts, dim)``.
+    Scores are ``(batch, classes)`` and duals ``(batch, classes, prompts)``. Text is normalized,
+    ``(classes, prompts, dim)``.
     """
 
     @staticmethod
@@ -91,9 +81,7 @@ def _gradients(
             units = unit(patches[images])
             plan = plan_from_duals(duals[images], *problem(units, text, mass), epsilon=epsilon)
             weighted = plan.mul_(gradient[images, :, None, None])
-            weights = rearrange(
-                weighted, "batch classes patches prompts -> batch (classes prompts) patches"
-            )
+            weights = weighted.transpose(2, 3).flatten(1, 2)  # (batch, classes * prompts, patches)
             if of_text is not None:
                 of_text.flatten(0, 1).addbmm_(weights, units)
             if of_patches is not None:
@@ -146,10 +134,7 @@ def problem(units: Tensor, text: Tensor, mass: float) -> tuple[Tensor, Tensor, T
         text: ``(classes, prompts, dim)``.
         mass: Sum of the masses of the prompts.
     """
-    dots = text.flatten(0, 1) @ units.mT
-    similarity = rearrange(
-        dots, "batch (classes prompts) patches -> batch classes prompts patches", classes=len(text)
-    )
+    similarity = torch.unflatten(text.flatten(0, 1) @ units.mT, 1, text.shape[:2])
     cost = (1 - similarity).transpose(2, 3)
     a = cost.new_full(cost.shape[2:3], 1 / cost.shape[2])
     b = cost.new_full(cost.shape[3:], mass / cost.shape[3])

@@ -9,7 +9,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import Coupling, TransportSolver
-from fedprompt.matching._lean import lean_scores, problem
+from fedprompt.matching._lean import LeanScores, problem
 from fedprompt.transport import TransportScore, newton, plan_fixed
 
 
@@ -134,7 +134,8 @@ def transport_logits(
         units = unit(text).transpose(0, 1)
         if lean:
             epsilon = _epsilon_of(solver, gradient)
-            return scale * lean_scores(patches, units.contiguous(), mass, epsilon, solver)
+            scores: Tensor = LeanScores.apply(patches, units.contiguous(), mass, epsilon, solver)[0]
+            return scale * scores
         cost, a, b = problem(unit(patches), units, mass)
         coupling = solver(cost.detach(), a, b)
         check.instance("solver", coupling, Coupling, "return a Coupling")

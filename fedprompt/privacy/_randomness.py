@@ -47,8 +47,7 @@ def deviation(
     sigma = float(multiplier) * float(bound)
     least = min(sigma, sigma / float(divisor))
     for dtype in dtypes:
-        smallest = torch.finfo(dtype).smallest_normal
-        if multiplier > 0 and least < smallest:
+        if multiplier > 0 and least < (smallest := torch.finfo(dtype).smallest_normal):
             rule = f"be 0 or give noise of deviation at least {smallest:.2g} in {dtype}"
             raise check.wrong("multiplier", rule, f"{least:.3g}")
     return sigma

@@ -70,8 +70,7 @@ def check_independence(model: _Model, batch: Tensor | Sequence[Tensor]) -> None:
         raise check.wrong("model", rule, "others in a second pass")
     for sample, other in enumerate(_others(inputs)):
         changed = [*order[:sample], other, *order[sample + 1 :]]
-        moved = [row for row in _moved(first, runs.outputs(changed)) if row != sample]
-        if moved:
+        if moved := [row for row in _moved(first, runs.outputs(changed)) if row != sample]:
             where = runs.first_module(order, changed, sample)
             got = f"outputs of samples {moved[:5]} that change with sample {sample}{where}"
             raise check.wrong("model", _RULE, got)
@@ -120,8 +119,7 @@ class _Runs:
         """Name the first submodule with outputs of other samples that differ in two runs."""
         runs = [self._trace(order), self._trace(changed)]
         for (name, module, *outputs), (*_, again) in zip(*runs, strict=False):
-            rows = _moved(outputs[0], again)
-            if name and any(row != sample for row in rows):
+            if name and any(row != sample for row in _moved(outputs[0], again)):
                 return f", first in module {name!r} ({type(module).__name__})"
         return ""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -139,8 +140,7 @@ def prompted_text(
     length = context.shape[-2]
     axes = context.shape[:-3] if class_specific else context.shape[:-2]
     before = length if name_position is None else name_position
-    of = "the length of the context"
-    check.count("name_position", before, at_least=0, at_most=length, of=of)
+    check.count("name_position", before, at_least=0, at_most=length, of="the length of the context")
     start = names.start.expand(*axes, -1, -1)
     leading, trailing = context[..., :before, :], context[..., before:, :]
     if class_specific:
@@ -164,19 +164,15 @@ def prompted_text(
 def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     """Insert context (..., classes, length, dim) between each name and its closing tokens."""
     words = names.tokens.expand(*trailing.shape[:-3], -1, -1, -1)
-    num_words, num_trailing = words.shape[-2], trailing.shape[-2]
+    num_classes, num_words, num_trailing = *words.shape[-3:-1], trailing.shape[-2]
     if num_trailing == 0:
         return words
-    position = torch.arange(num_words + num_trailing, device=words.device)
-    name_length = [
-        number - ending for number, ending in zip(names.length, names.ending, strict=True)
-    ]
-    past_name = position - torch.tensor(name_length, device=words.device)[:, None]
-    from_words = torch.where(past_name < 0, position, position - num_trailing)
-    is_context = (past_name >= 0) & (past_name < num_trailing)
-    source = torch.where(is_context, num_words + past_name, from_words)
-    classes = torch.arange(source.shape[0], device=words.device)[:, None]
-    return torch.cat([words, trailing], -2)[..., classes, source, :]
+    name_length = torch.tensor(names.length) - torch.tensor(names.ending)
+    closing = torch.arange(num_words) >= name_length[:, None]
+    # A stable sort by 0 for the name, 1 for the context and 2 for the closing tokens.
+    order = F.pad(2 * closing, (0, num_trailing), value=1).argsort(stable=True)
+    classes = torch.arange(num_classes, device=words.device)[:, None]
+    return torch.cat([words, trailing], -2)[..., classes, order.to(words.device), :]
 
 
 def _checked_init(init: Tensor, dim: int) -> Tensor:

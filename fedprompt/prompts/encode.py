@@ -68,8 +68,7 @@ def encode_prompted(
     depth = _arguments.checked_depth(trunk, depth)
     _arguments.check_streams(streams, trunk, depth)
     _arguments.check_dtype(dtype)
-    embedded = _embedded(trunk, images, streams)
-    return _encoded(trunk, range(depth), embedded, streams, dtype)
+    return _encoded(trunk, range(depth), _embedded(trunk, images, streams), streams, dtype)
 
 
 def encode_from(
@@ -215,9 +214,8 @@ def _run(
     for layer in layers:
         if any(layer in stream.layers for stream in streams):
             prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
-            spans = [
-                _entered(stream, layer, span) for stream, span in zip(streams, spans, strict=True)
-            ]
+            pairs = zip(streams, spans, strict=True)
+            spans = [_entered(stream, layer, span) for stream, span in pairs]
             tokens = torch.cat([prefix, *spans, rest], 1)
             lengths = [span.shape[1] for span in spans]
         tokens = trunk.block(layer, tokens, context, sum(lengths))

@@ -74,5 +74,4 @@ class LowRankContext(nn.Module):
     def extra_repr(self) -> str:
         """Show the sizes."""
         num_contexts, length, rank = self.left.shape
-        dim = self.right.shape[-1]
-        return f"{dim}, length={length}, rank={rank}, num_contexts={num_contexts}"
+        return f"{self.right.shape[-1]}, length={length}, rank={rank}, num_contexts={num_contexts}"

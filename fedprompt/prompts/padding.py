@@ -85,7 +85,11 @@ class PadPrompts(nn.Module):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels padded_height padded_width"]:
         """Return the images with the border around them."""
-        self._check(images)
+        channels, height, twice = self.columns.shape
+        expected = (channels, height, self.rows.shape[2] - twice)
+        check.floats("images", images)
+        check.shape("images", images, (*images.shape[:1], *expected))
+        check.same_device("images", images, self.rows.device, "the prompts' device")
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))
         size = (len(images), -1, -1, -1)
         top, bottom = rows.to(images.dtype).expand(size).chunk(2, 2)
@@ -97,10 +101,3 @@ class PadPrompts(nn.Module):
         channels, height, twice = self.columns.shape
         size = (height, self.rows.shape[2] - twice)
         return f"{size}, padding={twice // 2}, channels={channels}"
-
-    def _check(self, images: Tensor) -> None:
-        channels, height, twice = self.columns.shape
-        expected = (channels, height, self.rows.shape[2] - twice)
-        check.floats("images", images)
-        check.shape("images", images, (*images.shape[:1], *expected))
-        check.same_device("images", images, self.rows.device, "the prompts' device")

@@ -32,9 +32,8 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
     check.dense("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
-    mean = widened(query).sum(0) / max(number, 1)
-    value = mean.to(dtype).to(query.device)
-    return Weighted(value, torch.tensor(float(number)).to(query.device))
+    mean = (widened(query).sum(0) / max(number, 1)).to(dtype)
+    return Weighted(mean.to(query.device), torch.tensor(float(number)).to(query.device))
 
 
 class CenteredQueries(nn.Module):

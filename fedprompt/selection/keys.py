@@ -133,10 +133,9 @@ class SelectionKeys(nn.Module):
         super().__init__()
         self.keys = nn.Parameter(orthogonal_keys(num_groups, dim, generator=generator))
         self.selector = selector
-        self.register_buffer("usage", torch.zeros(num_groups, device=self.keys.device))
-        self.register_buffer(
-            "counts", torch.zeros(num_groups, dtype=torch.int64, device=self.keys.device)
-        )
+        unused = torch.zeros(num_groups, device=self.keys.device)
+        self.register_buffer("usage", unused)
+        self.register_buffer("counts", unused.long())
 
     @torch.no_grad()
     def start_round(self, usage: Real[Tensor, " groups"]) -> None:

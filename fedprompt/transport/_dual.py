@@ -168,10 +168,5 @@ def next_step(search: Search, x: Tensor, now: Evaluation, beyond: Tensor) -> tup
     # Newton's own direction always ascends.
     direction = torch.where(ascends, direction, 2 / longest * now.newton)
     slope = (now.slope * direction).sum(1, keepdim=True)
-    following = Search(
-        base=torch.where(accepted, x, search.base),
-        direction=torch.where(accepted, direction, search.direction),
-        length=torch.where(accepted, longer, shorter),
-        slope=torch.where(accepted, slope, search.slope),
-    )
-    return following, accepted
+    steps = zip(Search(x, direction, longer, slope), search._replace(length=shorter), strict=True)
+    return Search(*(torch.where(accepted, onward, again) for onward, again in steps)), accepted

@@ -29,6 +29,7 @@ class Problem(NamedTuple):
         full: ``(problems, 1)``, whether the columns take the whole mass of the rows.
         pinned: ``(problems, columns)``, 1 for the last column of a full problem and 0 elsewhere.
         eager: Whether a solver may read values, to stop when all problems are solved.
+        rows_exact: Whether rows give exactly `a`, not at most.
     """
 
     cost: Tensor
@@ -37,11 +38,12 @@ class Problem(NamedTuple):
     full: Tensor
     pinned: Tensor
     eager: bool
+    rows_exact: bool
 
     def take(self, part: slice | Tensor) -> "Problem":
         """Return some of the problems."""
-        tensors = {name: getattr(self, name)[part] for name in self._fields if name != "eager"}
-        return self._replace(**tensors)
+        tensors = ("cost", "a", "b", "full", "pinned")
+        return self._replace(**{name: getattr(self, name)[part] for name in tensors})
 
     def double(self) -> "Problem":
         """Return the same problems in float64, on devices that support it."""
@@ -107,7 +109,7 @@ def couple(
     """Check and solve a batch chunk by chunk; return the result in the layout of `cost`."""
     check_problem(cost, a, b, rows_exact=rows_exact)
     with torch.autocast(cost.device.type, enabled=False):
-        plan, error, iterations, duals = _by_chunks(flat(cost, a, b), solve)
+        plan, error, iterations, duals = _by_chunks(flat(cost, a, b, rows_exact=rows_exact), solve)
     batch = cost.shape[:-2]
     return Coupling(
         plan=plan.transpose(1, 2).reshape(cost.shape),
@@ -136,14 +138,14 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     return Solution(plan, error, iterations, None if solution.duals is None else duals)
 
 
-def violation(plan: Tensor, problem: Problem, *, rows_exact: bool = False) -> Tensor:
+def violation(plan: Tensor, problem: Problem) -> Tensor:
     """Return the largest relative violation of a marginal; for capped rows, only of an excess."""
     excess = (plan.sum(1) - problem.a) / problem.a.clamp(min=torch.finfo(plan.dtype).tiny)
-    rows = excess.abs() if rows_exact else excess.clamp(min=0)
+    rows = excess.abs() if problem.rows_exact else excess.clamp(min=0)
     return torch.maximum(rows.amax(1), ((plan.sum(2) - problem.b) / problem.b).abs().amax(1))
 
 
-def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
+def flat(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> Problem:
     """Arrange a batch for the solvers, in float32 at least; masses shared by all are not copied."""
     masses = torch.promote_types(a.dtype, b.dtype)
     dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), masses)
@@ -161,7 +163,7 @@ def flat(cost: Tensor, a: Tensor, b: Tensor) -> Problem:
         for part in (a, b, full, (full & last).to(dtype))
     )
     cost = cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous()
-    return Problem(cost, a, b, full, pinned, eager)
+    return Problem(cost, a, b, full, pinned, eager, rows_exact)
 
 
 def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:

@@ -1,7 +1,6 @@
 """Alternating row and column scaling: the algorithm of FedOTP, and Sinkhorn's algorithm."""
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -69,8 +68,7 @@ def dykstra(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
         Learning" (FedOTP), CVPR 2024, Algorithm 1.
     """
-    solve = partial(_alternate, rows_exact=False)
-    return couple_entropic(cost, a, b, solve, epsilon, tolerance, max_iterations)
+    return couple_entropic(cost, a, b, _solve, epsilon, tolerance, max_iterations)
 
 
 def sinkhorn(
@@ -114,24 +112,21 @@ def sinkhorn(
     References:
         Cuturi, "Sinkhorn Distances: Lightspeed Computation of Optimal Transport", NeurIPS 2013.
     """
-    solve = partial(_alternate, rows_exact=True)
-    return couple_entropic(cost, a, b, solve, epsilon, tolerance, max_iterations, rows_exact=True)
+    return couple_entropic(cost, a, b, _solve, epsilon, tolerance, max_iterations, rows_exact=True)
 
 
-def _alternate(
-    problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int, rows_exact: bool
-) -> Solution:
+def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
     """Scale rows and columns to their masses in turn.
 
-    Rows are scaled up only if `rows_exact` is set or all rows are full. Columns are scaled last, so
-    they hold up to rounding. A problem stops when no column's scale changes by more than
-    `tolerance`, relatively. Its rows then exceed their masses by at most this fraction. All rows
-    start at scale 1, so a constant added to the cost does not change the result.
+    Rows are scaled up only if they are exact or all rows are full. Columns are scaled last, so they
+    hold up to rounding. A problem stops when no column's scale changes by more than `tolerance`,
+    relatively. Its rows then exceed their masses by at most this fraction. All rows start at scale
+    1, so a constant added to the cost does not change the result.
     """
     least = problem.cost.amin((1, 2), keepdim=True)
     exponent = (least - problem.cost) / epsilon
     log_a, log_b = problem.a.log(), problem.b.log()
-    cap = torch.where(problem.full | rows_exact, math.inf, 0.0).to(log_a.dtype)
+    cap = torch.where(problem.full | problem.rows_exact, math.inf, 0.0).to(log_a.dtype)
     x = log_b - exponent.logsumexp(2)
     row_scale = torch.zeros_like(log_a)
     active = torch.ones_like(problem.full[:, 0])
@@ -149,4 +144,4 @@ def _alternate(
     plan = (exponent + row_scale[:, None] + x[..., None]).exp()
     # Duals refer to costs minus the smallest cost of their column.
     duals = x + (least[..., 0] - problem.cost.amin(2)) / epsilon
-    return Solution(plan, violation(plan, problem, rows_exact=rows_exact), iterations, duals)
+    return Solution(plan, violation(plan, problem), iterations, duals)

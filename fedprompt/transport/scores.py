@@ -171,18 +171,16 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
 def _check(cost: Tensor, coupling: Coupling) -> None:
     """Require a cost, and a coupling in its layout; numbers are checked on the CPU only."""
     check.instance("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
+    for name in ("plan", "a", "b", "error"):
+        check.floats(f"coupling.{name}", getattr(coupling, name))
     plan = coupling.plan
-    check.floats("coupling.plan", plan)
     check.floats("cost", cost)
     check.shape("cost", cost, plan.shape, "the plan")
-    check.floats("coupling.a", coupling.a)
-    check.floats("coupling.b", coupling.b)
     check_layout(cost, coupling.a, coupling.b)
     check.device("coupling.plan", plan, cost.device)
     if check.values_readable(plan, sync=False) and bool((plan < 0).any()):
         raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
         check.number("coupling.epsilon", coupling.epsilon, at_least=0)
-    check.floats("coupling.error", coupling.error)
     check.shape("coupling.error", coupling.error, cost.shape[:-2])
     check.device("coupling.error", coupling.error, cost.device)

@@ -1,15 +1,13 @@
 """Check that an open_clip model computes the activation that its weights were trained with."""
 
 import warnings
-from typing import TYPE_CHECKING
+
+import torch.nn as nn
 
 import fedprompt._checks as check
 
-if TYPE_CHECKING:
-    import torch.nn as nn
 
-
-def check_activation(clip_model: "nn.Module", name: str, pretrained: str) -> bool:
+def check_activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:
     """Warn if weights trained with QuickGELU are in a model with GELU, or the other way round.
 
     The weights do not reveal the mismatch, and no error occurs: the features are just worse.

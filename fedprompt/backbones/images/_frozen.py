@@ -149,8 +149,7 @@ class FrozenTrunk(Trunk):
         if tokens.shape[0] == 0:
             return tokens
         if checkpointing and tokens.requires_grad:
-            output: Tensor = checkpoint(partial(block, **arguments), tokens, use_reentrant=False)
-            return output
+            block = partial(checkpoint, block, use_reentrant=False)
         return block(tokens, **arguments)
 
 
@@ -170,8 +169,7 @@ def check_mask(mask: Tensor) -> None:
 def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
     """Return images in the dtype of the model's first layer, after all checks."""
     check.images(images)
-    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
-    first = next(convolutions, None)
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if first is not None:
         _check_channels(images, first.in_channels)
     _check_size(images, sizes)

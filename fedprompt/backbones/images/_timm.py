@@ -52,12 +52,10 @@ class _TimmTrunk(FrozenTrunk):
 
     def grid(self, tokens: Tensor, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
         """Return the rows and columns of the patches, or None if the model takes any number."""
-        patch_embed = self.vit.patch_embed
         if image_size is None and self.vit.dynamic_img_size:
             return None
-        grid_size = patch_embed.grid_size
-        if image_size is not None:
-            grid_size = patch_embed.dynamic_feat_size(image_size)
+        embed = self.vit.patch_embed
+        grid_size = embed.grid_size if image_size is None else embed.dynamic_feat_size(image_size)
         rows, columns = grid_size
         if tokens.shape[1] != (count := self.prefix + rows * columns):
             rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
@@ -71,8 +69,7 @@ class _TimmTrunk(FrozenTrunk):
 
     def pool(self, tokens: Tensor) -> Tensor:
         # In a tower of open_clip, timm's classifier is part of the projection.
-        before_classifier = self.head is None
-        pooled: Tensor = self.vit.forward_head(self.vit.norm(tokens), pre_logits=before_classifier)
+        pooled: Tensor = self.vit.forward_head(self.vit.norm(tokens), pre_logits=self.head is None)
         return pooled if self.head is None else self.head(pooled)
 
 

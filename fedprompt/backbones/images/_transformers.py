@@ -48,30 +48,24 @@ class _TransformersTrunk(FrozenTrunk):
         super().__init__(model, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.embeddings(images), None
+        other_size = tuple(images.shape[2:]) != self.sizes().image
+        return self.vision.embeddings(images, interpolate_pos_encoding=other_size), None
 
     def sizes(self) -> Sizes:
         config = self.vision.config
         image = check.height_and_width("image_size", config.image_size)
         return Sizes(image, check.height_and_width("patch_size", config.patch_size))
 
-    def embeddings(self, images: Tensor) -> Tensor:
-        other_size = tuple(images.shape[2:]) != self.sizes().image
-        tokens: Tensor = self.vision.embeddings(images, interpolate_pos_encoding=other_size)
-        return tokens
-
     def normalize(self, tokens: Tensor) -> Tensor:
         normalized: Tensor = getattr(self.vision, self.last_norm)(tokens)
         return normalized
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        mask = context.mask_with(num_prompts, self.prefix)
-        if mask is not None:
-            mask = mask[None, None]
         block: Any = self.blocks[layer]
-        return self.run(
-            block, tokens, checkpointing=block.gradient_checkpointing, attention_mask=mask
-        )
+        checkpointing = block.gradient_checkpointing
+        mask = context.mask_with(num_prompts, self.prefix)
+        scores = None if mask is None else mask[None, None]
+        return self.run(block, tokens, checkpointing=checkpointing, attention_mask=scores)
 
 
 class _ViTTrunk(_TransformersTrunk):
@@ -87,17 +81,16 @@ class _DinoTrunk(_ViTTrunk):
         self.prefix = 1 + getattr(model.config, "num_register_tokens", 0)
         super().__init__(model, attention_mask)
 
-    def embeddings(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.vision.embeddings(images)
-        return tokens
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.vision.embeddings(images), None
 
 
 class _ClipTrunk(_TransformersTrunk):
     """CLIP: the class token, projected if the model has a projection."""
 
-    def embeddings(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.vision.pre_layrnorm(super().embeddings(images))
-        return tokens
+    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        tokens, rotary = super().embedded(images)
+        return self.vision.pre_layrnorm(tokens), rotary
 
     def pool(self, tokens: Tensor) -> Tensor:
         pooled = self.normalize(tokens[:, 0])

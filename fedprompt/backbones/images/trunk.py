@@ -17,6 +17,12 @@ from fedprompt.backbones.images._transformers import transformers_maker
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
 
+_MAKERS: dict[str, Callable[[Any], Callable[..., FrozenTrunk] | None]] = {
+    "timm": timm_maker,
+    "open_clip": open_clip_maker,
+    "transformers": transformers_maker,
+    "torchvision": torchvision_maker,
+}
 _WINDOWS = (
     "no trunk can support it, because prompts must be tokens that every patch attends to and "
     "attention within windows has none; use freeze(model) and PadPrompts"
@@ -123,15 +129,7 @@ def _maker(model: object) -> Callable[[nn.Module, Tensor | None], FrozenTrunk] |
     A library is imported only if it defines the model or a base class of it.
     """
     defined_in = libraries(model)
-    if "timm" in defined_in:
-        return timm_maker(model)
-    if "open_clip" in defined_in:
-        return open_clip_maker(model)
-    if "transformers" in defined_in:
-        return transformers_maker(model)
-    if "torchvision" in defined_in:
-        return torchvision_maker(model)
-    return None
+    return next((make(model) for name, make in _MAKERS.items() if name in defined_in), None)
 
 
 def _reason_to_refuse(model: Any) -> str:

@@ -39,9 +39,8 @@ class OpenClipText:
     def modules(self) -> Iterator[nn.Module]:
         """Iterate over the parts that sentences run through."""
         text = self._text
-        for part in (text.transformer, text.ln_final, text.token_embedding, text.text_projection):
-            if isinstance(part, nn.Module):
-                yield part
+        parts = (text.transformer, text.ln_final, text.token_embedding, text.text_projection)
+        return (part for part in parts if isinstance(part, nn.Module))
 
     @property
     def positions(self) -> Tensor:
@@ -92,8 +91,7 @@ def _text_of(clip_model: nn.Module) -> Any:
         )
         raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
     text: Any = getattr(clip_model, "text", clip_model)
-    reason = _reason_to_refuse(text, separate=text is not clip_model)
-    if reason is not None:
+    if reason := _reason_to_refuse(text, separate=text is not clip_model):
         rule = f"have a text tower that takes embeddings ({reason})"
         raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
     return text

@@ -1,6 +1,6 @@
 """Parts of the text towers of transformers' CLIP models, and their tokenizers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -80,11 +80,9 @@ class HuggingText:
         return projected
 
 
-def padding_tokenizer(tokenizer: Any) -> Callable[..., Int[Tensor, "texts length"]]:
+def padded_ids(
+    tokenizer: Any, texts: list[str], *, context_length: int
+) -> Int[Tensor, "texts length"]:
     """Call a tokenizer of transformers like one of open_clip."""
-
-    def tokenize(texts: list[str], *, context_length: int) -> Int[Tensor, "texts length"]:
-        fixed = {"padding": "max_length", "truncation": True, "max_length": context_length}
-        return torch.tensor(tokenizer(texts, **fixed)["input_ids"])
-
-    return tokenize
+    fixed = {"padding": "max_length", "truncation": True, "max_length": context_length}
+    return torch.tensor(tokenizer(texts, **fixed)["input_ids"])

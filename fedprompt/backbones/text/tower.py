@@ -17,7 +17,7 @@ from fedprompt.backbones._models import check_frozen, check_unadapted, libraries
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._open_clip import OpenClipText
-from fedprompt.backbones.text._transformers import HuggingText, padding_tokenizer
+from fedprompt.backbones.text._transformers import HuggingText, padded_ids
 from fedprompt.backbones.text._vocabulary import Vocabulary, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
@@ -87,7 +87,7 @@ class TextTower:
         self.context_length = self._parts.context_length
         self.causal = self._parts.causal
         self._vocabulary = Vocabulary(
-            padding_tokenizer(tokenizer) if "transformers" in libraries(tokenizer) else tokenizer,
+            partial(padded_ids, tokenizer) if "transformers" in libraries(tokenizer) else tokenizer,
             context_length=self.context_length,
             size=self._parts.embedding.num_embeddings,
         )

@@ -53,8 +53,7 @@ def zero_shot_classifier(
     check.texts("names", names)
     total = torch.zeros(())
     for template in templates:
-        sentences = [_sentence(template, name) for name in names]
-        (features,) = tower(tower.sentences(sentences))
+        (features,) = tower(tower.sentences([_sentence(template, name) for name in names]))
         total = total.to(features.device) + unit(features)
     return unit(total)
 
