@@ -80,6 +80,12 @@ def draw_images(height, width=None):
     return draw(2, 3, height, width or height)
 
 
+def check_empty(model, images, patches):
+    """Without an image, there are no rows, and the other axes stay."""
+    pooled, none = image_tokens(model, images[:0])
+    assert (len(pooled), none.shape) == (0, (0, *patches.shape[1:]))
+
+
 @pytest.mark.parametrize("kind", VITS)
 def test_the_patch_of_a_vit_equals_the_model_pooling_that_token(kind, monkeypatch):
     model = make_clip(vocab_size=64, vision=VITS[kind])
@@ -88,6 +94,7 @@ def test_the_patch_of_a_vit_equals_the_model_pooling_that_token(kind, monkeypatc
     own = model.encode_image(images)
     assert torch.equal(pooled, own[0] if isinstance(own, tuple) else own)
     assert patches.shape == (2, model.visual.grid_size[0] * model.visual.grid_size[1], EMBED_DIM)
+    check_empty(model, images, patches)
     for patch in range(patches.shape[1]):
         monkeypatch.setattr(
             model.visual, "_global_pool", lambda tokens, patch=patch: (tokens[:, 1 + patch], tokens)
@@ -106,6 +113,7 @@ def test_the_patches_of_a_resnet_are_the_other_outputs_of_its_attention_pool():
     pooled, patches = image_tokens(model, images)
     assert_near(pooled, expected)
     assert patches.shape == (2, 4, EMBED_DIM)
+    check_empty(model, images, patches)
     for image, grid in enumerate(features[0]):
         locations = grid.flatten(1).T
         tokens = torch.stack([locations.mean(0), *locations]) + pool.positional_embedding
@@ -144,6 +152,7 @@ def test_the_patch_of_a_timm_tower_equals_an_image_with_that_location_everywhere
     pooled, patches = image_tokens(model, images)
     expected = model.encode_image(images)
     assert torch.equal(pooled, expected)
+    check_empty(model, images, patches)
     trunk = visual.trunk
     features = trunk.forward_features(images)
     # Features have shape (batch, tokens, dim), (batch, height, width, dim) or

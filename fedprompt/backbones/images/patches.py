@@ -55,7 +55,11 @@ def image_tokens(
             if visual.training:
                 rule = "be in eval mode, as freeze(clip_model) leaves it"
                 raise check.wrong("clip_model", rule, "an image tower in train mode")
-            return encode(visual, images)
+            check.images(images)
+            if len(images):
+                return encode(visual, images)
+            pooled, patches = encode(visual, images.new_zeros(1, *images.shape[1:]))
+            return pooled[:0], patches[:0]  # some towers do not take an empty batch
     got = check.kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
     raise check.wrong_type("clip_model", "have one of open_clip's image towers", got)
 
