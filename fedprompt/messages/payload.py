@@ -160,9 +160,8 @@ def load_values(module: nn.Module, message: Message) -> None:
 
     Raises:
         TypeError: If a dtype cannot be cast, such as a float into an integer buffer.
-        ValueError: If a name is unknown, a shape differs, a value is NaN or infinite after the
-            cast, or two names of one tied parameter have different values. The module is unchanged
-            then.
+        ValueError: If a name is unknown, a shape differs, a value is NaN or beyond the dtype, or
+            two names of one tied parameter have different values. The module is unchanged then.
 
     Example:
         >>> model = nn.Linear(1, 2, bias=False)
@@ -227,7 +226,9 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     check.shape(argument, value, target.shape, repr(name))
     if not torch.can_cast(value.dtype, target.dtype):
         raise check.wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
-    value = value.to(target.device, target.dtype)
+    sent, value = value, value.to(target.device, target.dtype)
+    if not target.is_floating_point() and not torch.equal(value.to(sent.device, sent.dtype), sent):
+        raise check.wrong(argument, f"fit into {target.dtype}", "numbers beyond it")
     if isinstance(entry, Tensor):
         check.finite(argument, value)
         return value.clone() if value is entry else value  # it may be memory of `module`

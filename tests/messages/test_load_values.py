@@ -139,6 +139,8 @@ def test_names_are_those_of_the_module_inside_a_wrapper():
 
 GOOD = {"keys": torch.full((3, 2), 7.0), "norm.running_mean": torch.ones(2)}
 FOUR = torch.ones(4)
+BYTES = nn.Module()
+BYTES.register_buffer("usage", torch.zeros(1, dtype=torch.uint8))
 REFUSED = """
 load({'head.wieght': torch.zeros(4, 2)}) -> ValueError: `message` must name parameters or buffers
 load({'head': torch.zeros(4, 2)}) -> ValueError: `message` must name parameters or buffers
@@ -155,6 +157,7 @@ load({'head.bias': Weighted(FOUR, -FOUR)}) -> ValueError: `message['head.bias'].
 load({'scale': Weighted(torch.tensor(1.0), torch.tensor(torch.nan))}) -> ValueError: must be finite
 load({'head.bias': Weighted(FOUR, torch.ones(3))}) -> ValueError: have the shape of the leading axes
 load({'norm.num_batches_tracked': torch.tensor(1.5)}) -> TypeError: must have a dtype that casts to
+load_values(BYTES, {'usage': torch.tensor([300])}) -> ValueError: must fit into torch.uint8; got
 load({'keys': Weighted(torch.ones(3, 2).long(), torch.ones(3))}) -> TypeError: must be a
 load({'scale': 1.0}) -> TypeError: `message['scale']` must be a tensor or a Weighted; got 1.0
 load_values(Model(), [torch.zeros(1)]) -> TypeError: `message` must map names to tensors or Weighted
