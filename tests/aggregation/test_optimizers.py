@@ -4,6 +4,7 @@ import re
 from copy import deepcopy
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -165,6 +166,13 @@ def test_a_step_that_would_overflow_is_refused_and_changes_nothing(server, broke
         server.step(value, hostile, state)
     assert broken in str(caught.value)
     assert_same((value, state), before)
+
+
+@pytest.mark.bad_input  # against the annotations, but right
+def test_the_square_of_a_narrow_tau_does_not_vanish():
+    tau = np.float16(1e-4)  # its square is 0 in float16
+    (second,) = fedadam(learning_rate=0.1, tau=tau).init(torch.zeros(1))["second"]
+    assert second == pytest.approx(float(tau) ** 2)
 
 
 def test_moments_of_half_precision_values_are_in_float32():

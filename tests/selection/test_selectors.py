@@ -360,6 +360,7 @@ started(tensor([True, False])) -> TypeError: `usage` must be a tensor of counts 
 started([1, 2]) -> TypeError: `usage` must be a tensor of counts (groups,); got a list of length 2.
 select_nearest(QUERY, KEYS, usage=ones(3)) -> ValueError: `usage` must have one count for each of 2
 select_balanced(QUERY, KEYS, solver=sinkhorn, usage=ones(3)) -> ValueError: must have one count for
+select_nearest(QUERY, KEYS, offset=1e39) -> ValueError: `offset` must be at most 3.40282e+38; got
 select_nearest(None, KEYS) -> TypeError: `query` must be a floating-point tensor (batch, dim); got
 select_nearest(QUERY, [KEYS]) -> TypeError: `keys` must be a floating-point tensor (groups, dim);
 select_nearest(QUERY[:, :0], KEYS[:, :0]) -> ValueError: at least one group of width 1 or more; got
