@@ -41,10 +41,14 @@ def replacing(model: nn.Module) -> Iterator[None]:
     try:
         with reading(model):
             free = (module for module in model.modules() if module not in _replacing)
-            new += (m for m in free if any(p.requires_grad for p in m.parameters(recurse=False)))
+            new += filter(_owns_trainable, free)
             _replacing.update(dict.fromkeys(new, threading.get_ident()))
         yield
     finally:
         with _registry:
             for module in new:
                 del _replacing[module]
+
+
+def _owns_trainable(module: nn.Module) -> bool:
+    return any(p is not None and p.requires_grad for p in module._parameters.values())

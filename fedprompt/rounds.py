@@ -135,8 +135,10 @@ def counted(method: Method, ledger: Ledger) -> Method:
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload, state = method.client(data, answer, state)
         where = {"client": data.id, "server_round": data.server_round}
-        ledger.record(answer or {}, direction="down", **where)
-        ledger.record(payload or {}, direction="up", **where)
+        if answer is not None:
+            ledger.record(answer, direction="down", **where)
+        if payload is not None:
+            ledger.record(payload, direction="up", **where)
         return payload, state
 
     return method._replace(client=client)
@@ -195,12 +197,16 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def coded_form(client: int) -> Message:
         check.count("client", client, at_least=0)
-        zeros = partial(torch.zeros_like, device="cpu")
-        empty = {name: Weighted(*map(zeros, entry)) for name, entry in form(client).items()}
+        empty = {name: Weighted(*map(_zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
     server = method.server._replace(step=step)
     return method._replace(client=client, server=server, predict=predict, form=coded_form)
+
+
+def _zeros(like: torch.Tensor) -> torch.Tensor:
+    """Make zeros on the CPU, of the shape and dtype of a tensor whose numbers are not read."""
+    return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

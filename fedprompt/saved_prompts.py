@@ -1,11 +1,14 @@
 """Trained prompts in a file that records the backbone and the class names they belong to."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from os import PathLike, fspath
 
 import torch.nn as nn
 
 import fedprompt._checks as check
+from fedprompt._names import inner_name
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
@@ -15,6 +18,8 @@ from fedprompt.wire import Expected, Header, open_payload, save_payload
 __all__ = ["load_prompts", "save_prompts"]
 
 _COUNT = "num_classes"
+_LAYERS = "layers"
+_LONGEST = 1000
 
 
 def save_prompts(
@@ -60,7 +65,7 @@ def save_prompts(
     """
     parts = fingerprint(trunk, class_names=class_names)
     count = {_COUNT: str(len(class_names))} if class_names else {}
-    header = Header(parts, meta=count | _layers(module))
+    header = Header(parts, meta={_LAYERS: _layers(module)} | count)
     save_payload(snapshot(module, buffers=True), path, header=header)
 
 
@@ -110,21 +115,24 @@ def load_prompts(
         )
         if classes is not None and classes != header.fingerprint.get("classes"):
             raise _other_classes(header, len(class_names))
-        for name, layers in _layers(module).items():
-            if (recorded := header.meta.get(name, layers)) != layers:  # older files have none
-                raise check.wrong("module", f"have {name} {recorded}", layers)
+        layers = _layers(module)
+        if (recorded := header.meta.get(_LAYERS, layers)) != layers:  # older files have none
+            raise check.wrong("module", f"have prompts at the layers {recorded}", layers)
     except ValueError as error:
         raise ValueError(f"{fspath(path)!r} does not fit `module`: {error}") from error
     load_values(module, values)
 
 
-def _layers(module: nn.Module) -> dict[str, str]:
-    """Describe where the visual prompts of a module enter."""
-    return {
-        f"layers of {name or 'prompts'}": f"{[*map(int, part.layers)]}, replace={part.replace}"
+def _layers(module: nn.Module) -> str:
+    """Describe where the visual prompts of a module enter; a long text is hashed."""
+    found = {
+        inner_name(module, f"{name}.tokens".removeprefix(".")): [*map(int, part.layers)]
+        + ["replace"] * part.replace
         for name, part in module.named_modules()
         if isinstance(part, LayeredPrompts | GroupPrompts)
     }
+    text = json.dumps(found, sort_keys=True)
+    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()
 
 
 def _other_classes(header: Header, count: int) -> ValueError:

@@ -102,29 +102,50 @@ def test_a_damaged_file_is_refused_and_the_module_is_unchanged(saved):
     assert_identical(model.state_dict(), before)
 
 
+def wrapped(module):
+    return torch.nn.DataParallel(nn.ModuleDict({"deep": module}))
+
+
+@pytest.mark.parametrize("wrap", [lambda prompts: prompts, wrapped])
 @pytest.mark.parametrize(
-    ("layers", "replace", "got"),
-    [((0, 2), False, "[0, 2], replace=False"), ((1, 2), True, "[1, 2], replace=True")],
+    ("layers", "replace", "got"), [((0, 2), False, "[0, 2]"), ((1, 2), True, '[1, 2, "replace"]')]
 )
-def test_prompts_for_other_layers_are_refused(tmp_path, layers, replace, got):
+def test_prompts_for_other_layers_are_refused(tmp_path, layers, replace, got, wrap):
     trunk = fp.vit_trunk(tiny_vit())
-    saved = nn.ModuleDict({"deep": fp.LayeredPrompts(2, 12, layers=(0, 2), replace=True)})
+    saved = wrap(fp.LayeredPrompts(2, 12, layers=(0, 2), replace=True))
     fp.save_prompts(saved, tmp_path / "prompts", trunk=trunk)
-    other = nn.ModuleDict({"deep": fp.LayeredPrompts(2, 12, layers=layers, replace=replace)})
+    other = fp.LayeredPrompts(2, 12, layers=layers, replace=replace)
+    other = other if wrap(None) is None else nn.ModuleDict({"deep": other})
     before = copy.deepcopy(other.state_dict())
+    name = next(iter(before))
     with pytest.raises(ValueError, match="does not fit `module`") as refused:
         fp.load_prompts(other, tmp_path / "prompts", trunk=trunk)
-    rule = "`module` must have layers of deep [0, 2], replace=True; "
-    assert str(refused.value).endswith(f"{rule}got {got}.")
+    rule = f'`module` must have prompts at the layers {{"{name}": [0, 2, "replace"]}}; '
+    assert str(refused.value).endswith(f'{rule}got {{"{name}": {got}}}.')
     assert_identical(other.state_dict(), before)
+
+
+def test_group_prompts_of_many_clients_have_their_layers_in_a_file(tmp_path):
+    """The text of all layers would be longer than a header may be."""
+    trunk = fp.vit_trunk(tiny_vit())
+
+    def clients(last):
+        parts = [fp.GroupPrompts(2, 1, 12, layers=(0, 1)) for _ in range(600)]
+        return nn.ModuleList([*parts, fp.GroupPrompts(2, 1, 12, layers=(0, last))])
+
+    fp.save_prompts(clients(1), tmp_path / "prompts", trunk=trunk)
+    fp.load_prompts(clients(1), tmp_path / "prompts", trunk=trunk)
+    with pytest.raises(ValueError, match="`module` must have prompts at the layers"):
+        fp.load_prompts(clients(2), tmp_path / "prompts", trunk=trunk)
 
 
 def test_the_layers_of_a_file_without_them_are_not_compared(tmp_path):
     trunk = fp.vit_trunk(tiny_vit())
     header = Header(fp.fingerprint(trunk))
-    save_payload(fp.snapshot(fp.DeepPrompts(2, 12, 3)), tmp_path / "prompts", header=header)
-    prompts = fp.LayeredPrompts(2, 12, layers=range(3))
+    saved, prompts = fp.DeepPrompts(2, 12, 3), fp.LayeredPrompts(2, 12, layers=range(3))
+    save_payload(fp.snapshot(saved), tmp_path / "prompts", header=header)
     fp.load_prompts(prompts, tmp_path / "prompts", trunk=trunk)
+    assert_identical(prompts.tokens, saved.tokens)
 
 
 def test_a_text_tower_is_a_backbone_too(tmp_path):

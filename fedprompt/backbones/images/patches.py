@@ -56,7 +56,7 @@ def image_tokens(
                 rule = "be in eval mode, as freeze(clip_model) leaves it"
                 raise check.wrong("clip_model", rule, "an image tower in train mode")
             check.images(images)
-            if len(images):
+            if images.shape[0]:  # not `len`, which makes it a constant in an export
                 return encode(visual, images)
             pooled, patches = encode(visual, images.new_zeros(1, *images.shape[1:]))
             return pooled[:0], patches[:0]  # some towers do not take an empty batch
