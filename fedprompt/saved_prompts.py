@@ -126,8 +126,7 @@ def load_prompts(
 def _layers(module: nn.Module) -> str:
     """Describe where the visual prompts of a module enter; a long text is hashed."""
     found = {
-        inner_name(module, f"{name}.tokens".removeprefix(".")): [*map(int, part.layers)]
-        + ["replace"] * part.replace
+        inner_name(module, f"{name}.tokens".removeprefix(".")): part.extra_repr()
         for name, part in module.named_modules()
         if isinstance(part, LayeredPrompts | GroupPrompts)
     }

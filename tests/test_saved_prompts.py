@@ -108,7 +108,8 @@ def wrapped(module):
 
 @pytest.mark.parametrize("wrap", [lambda prompts: prompts, wrapped])
 @pytest.mark.parametrize(
-    ("layers", "replace", "got"), [((0, 2), False, "[0, 2]"), ((1, 2), True, '[1, 2, "replace"]')]
+    ("layers", "replace", "got"),
+    [((0, 2), False, "(0, 2), replace=False"), ((1, 2), True, "(1, 2), replace=True")],
 )
 def test_prompts_for_other_layers_are_refused(tmp_path, layers, replace, got, wrap):
     trunk = fp.vit_trunk(tiny_vit())
@@ -120,8 +121,8 @@ def test_prompts_for_other_layers_are_refused(tmp_path, layers, replace, got, wr
     name = next(iter(before))
     with pytest.raises(ValueError, match="does not fit `module`") as refused:
         fp.load_prompts(other, tmp_path / "prompts", trunk=trunk)
-    rule = f'`module` must have prompts at the layers {{"{name}": [0, 2, "replace"]}}; '
-    assert str(refused.value).endswith(f'{rule}got {{"{name}": {got}}}.')
+    rule = f'prompts at the layers {{"{name}": "2, 12, layers=(0, 2), replace=True"}}; '
+    assert str(refused.value).endswith(f'{rule}got {{"{name}": "2, 12, layers={got}"}}.')
     assert_identical(other.state_dict(), before)
 
 

@@ -229,20 +229,13 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     sent, value = value, value.to(target.device, target.dtype)
     if isinstance(entry, Tensor):
         check.finite(argument, value)
-        if not target.is_floating_point() and not target.is_complex():
-            _check_cast(argument, sent, value)
+        integers = not target.is_floating_point() and not target.is_complex()
+        if integers and value.dtype != sent.dtype and value.tolist() != sent.tolist():
+            raise check.wrong(argument, f"fit into {value.dtype}", "numbers beyond it")
         return value.clone() if value is entry else value  # it may be memory of `module`
     weight = entry.weight.to(target.device)
     check.entry(argument, Weighted(value, weight))
     return torch.where(check.per_row(weight > 0, value), value, target)
-
-
-def _check_cast(argument: str, sent: Tensor, value: Tensor) -> None:
-    """Require that integers have kept their value, and their sign, in another dtype."""
-    back = value.to(sent.device, sent.dtype)
-    signs = (value.to(sent.device).float() < 0) == (sent.float() < 0)
-    if not torch.equal(back, sent) or not bool(signs.all()):
-        raise check.wrong(argument, f"fit into {value.dtype}", "numbers beyond it")
 
 
 def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:

@@ -167,12 +167,12 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     num_classes, num_words, num_trailing = *words.shape[-3:-1], trailing.shape[-2]
     if num_trailing == 0:
         return words
-    at = {"device": words.device}
+    device = words.device
     ends = [length - ending for length, ending in zip(names.length, names.ending, strict=True)]
-    closing = torch.arange(num_words, **at) >= torch.tensor(ends, **at)[:, None]
+    closing = torch.arange(num_words, device=device) >= torch.tensor(ends, device=device)[:, None]
     # A stable sort by 0 for the name, 1 for the context and 2 for the closing tokens.
     order = F.pad(2 * closing, (0, num_trailing), value=1).argsort(stable=True)
-    classes = torch.arange(num_classes, **at)[:, None]
+    classes = torch.arange(num_classes, device=device)[:, None]
     return torch.cat([words, trailing], -2)[..., classes, order, :]
 
 

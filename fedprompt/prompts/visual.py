@@ -265,4 +265,4 @@ def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
         check.count("layers", layer, at_least=0, at_most=last, of="the trunk's last block")
     if not chosen or len(set(chosen)) < len(chosen):
         raise check.wrong("layers", "contain at least one layer, and none twice", chosen)
-    return chosen
+    return tuple(map(int, chosen))
