@@ -159,11 +159,13 @@ def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
 
 def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition as a table with a title, which names seeds and a shrunk run."""
-    reported = [record for seeds in grouped(found, partition).values() for record in seeds]
-    count = len({record["seed"] for record in reported})
-    shares = {record.get("shrink", 1) for record in reported}
+    by_row = grouped(found, partition)
+    most = max(map(len, by_row.values()))
+    fewer = "; ".join(f"{len(of)} of {row}" for row, of in by_row.items() if len(of) < most)
+    shares = {record.get("shrink", 1) for seeds in by_row.values() for record in seeds}
     shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
-    title = f"{task.title}, {task.partitions[partition]}, {count} seeds{shrunk}"
+    seeds = f"{most} seeds" + (f" ({fewer})" if fewer else "")
+    title = f"{task.title}, {task.partitions[partition]}, {seeds}{shrunk}"
     header, body = rows(found, task, partition)
     sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
     first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})

@@ -354,15 +354,16 @@ def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch)
 
     def record(row, seed):
         near, far = 0.5 + 0.01 * seed, 0.5 + (0.2 if row in "AB" else 0.01) * seed
-        at = {"task": "mnist", "partition": "few", "row": row, "trial": None, "seed": seed}
+        at = {"task": "mnist", "partition": "deep-domains", "row": row, "trial": None, "seed": seed}
         return at | {"own": far, "worst": far, "received": near}
 
-    monkeypatch.setitem(tables.PAIRS, "mnist", {"few": ["A - C"]})
+    monkeypatch.setitem(tables.PAIRS, "mnist", {"deep-domains": ["A - C"]})
     found = [record(row, seed) for row in "ABC" for seed in (-1, 0, 1)]
-    header, body = tables.rows(found, TASKS["mnist"], "few")
+    header, body = tables.rows(found, TASKS["mnist"], "deep-domains")
     assert header == ["row", "own mix", "new clients"]
     assert ["A", "50.0 ± 49.7", "50.0 ± 2.5"] in body
-    (below,) = tables.quoted(found, TASKS["mnist"], "few")
+    assert ", 3 seeds (2 of C)\n" in tables.titled(found[:-1], TASKS["mnist"], "deep-domains")
+    (below,) = tables.quoted(found, TASKS["mnist"], "deep-domains")
     words = below.splitlines()[0].strip("|").split("|")
     assert list(map(str.strip, words)) == ["difference", "own mix", "new clients"]
 
