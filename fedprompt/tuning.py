@@ -59,7 +59,8 @@ def lora(
     check.module("model", model)
     check.count("rank", rank)
     check.initial_generator(generator)
-    found = {name: part for name, part in _named(model, _PROJECTIONS) if type(part) is nn.Linear}
+    linear = [name for name, part in model.named_modules() if type(part) is nn.Linear]
+    found = [name for name in linear if name.split(".")[-1] in _PROJECTIONS]
     if not found:
         rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
         raise check.wrong("model", rule, type(model).__name__)
@@ -73,7 +74,7 @@ def lora(
     except ImportError as error:
         message = "`fedprompt.tuning.lora` needs PEFT: pip install 'fedprompt[peft]'"
         raise ImportError(message) from error
-    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(found))
+    config = LoraConfig(r=rank, lora_alpha=rank, target_modules=found)
     with _drawing(generator):
         tuned: Any = inject_adapter_in_model(config, copy.deepcopy(model))
     weights = [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
@@ -116,12 +117,11 @@ def adapters(
     tuned = copy.deepcopy(model)
     parameters: list[nn.Parameter] = []
     with _drawing(generator):
-        for name, mlp in list(_named(tuned, ("mlp",))):
+        for block in list(tuned.modules()):  # blocks may share an MLP, and have their own adapters
+            mlp = dict(block.named_children()).get("mlp", nn.Identity())
             linear = next((part for part in mlp.modules() if isinstance(part, nn.Linear)), None)
             if linear is not None:
-                adapted = _Adapted(mlp, linear.weight, width)
-                parent, _, last = name.rpartition(".")
-                setattr(tuned.get_submodule(parent), last, adapted)
+                block.mlp = adapted = _Adapted(mlp, linear.weight, width)
                 parameters += adapted.adapter.parameters()
     return _trained(tuned, parameters, "have modules named mlp with linear layers")
 
@@ -198,11 +198,6 @@ class _Adapted(nn.Module):
         tokens: Tensor = self.mlp(*inputs, **options)
         adapted: Tensor = tokens + self.adapter(tokens)
         return adapted
-
-
-def _named(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules whose last word is one of the names."""
-    return ((name, part) for name, part in model.named_modules() if name.split(".")[-1] in names)
 
 
 def _trained(model: Any, chosen: list[nn.Parameter], rule: str) -> tuple[Any, list[nn.Parameter]]:

@@ -95,6 +95,16 @@ def test_initial_values_depend_on_the_generator_alone(tune):
     assert torch.equal(torch.get_rng_state(), stream)
 
 
+def test_blocks_that_share_an_mlp_have_their_own_adapters():
+    model = tiny_vit(depth=2)
+    model.blocks[1].mlp = model.blocks[0].mlp
+    tuned, parameters = ADAPTERS(model)
+    first, second = (block.mlp for block in tuned.blocks)
+    assert first.mlp is second.mlp
+    expected = [*first.adapter.parameters(), *second.adapter.parameters()]
+    assert list(map(id, parameters)) == list(map(id, expected))
+
+
 def norms_alone():
     return nn.Sequential(nn.LayerNorm(2, bias=False))
 

@@ -44,8 +44,8 @@ def low_rank_mean(
 
     Raises:
         ValueError: If no payload has both factors of a pair, a payload has the name of a residual,
-            the shapes of two factors do not fit, a weight of B has more than one axis, or
-            :func:`weighted_mean` would refuse a payload.
+            the shapes of two factors do not fit, a weight of B has more than one axis, a residual
+            is beyond the dtype of B, or :func:`weighted_mean` would refuse a payload.
 
     Example:
         Of two clients, each changes another row. The product of the means is a quarter everywhere.
@@ -75,6 +75,9 @@ def low_rank_mean(
     for name, factors in pairs.items():
         left, right = (means[factor] for factor in factors)
         means[name] = _residual(means[name], left, right, rank)
+        if not means[name].value.isfinite().all():
+            rule = f"have a residual within {left.value.dtype}, the dtype of its first factor"
+            raise check.wrong(f"pairs[{name!r}]", rule, means[name].value)
     return means
 
 

@@ -82,6 +82,9 @@ ONE = torch.tensor(1.0)
 B, A = Weighted(torch.ones(3, 2), ONE), Weighted(torch.ones(2, 4), ONE)
 SENT = [{"B": B, "A": A}]
 WIDE = B._replace(weight=torch.ones(3, 2))
+FAR = [
+    {"B": Weighted(s * B.value.half(), ONE), "A": Weighted(s * 4e4 * A.value, ONE)} for s in (1, -1)
+]
 
 REFUSED = """
 low_rank_mean(SENT, {"W": ("B", "C")}) -> ValueError: `pairs['W']` must name two factors that a
@@ -90,6 +93,7 @@ low_rank_mean(SENT, [("B", "A")]) -> TypeError: `pairs` must map names to pairs 
 low_rank_mean(SENT, {"B": ("B", "A")}) -> ValueError: `pairs` must name residuals, which clients
 low_rank_mean(SENT, {"W": ("A", "B")}) -> ValueError: `payloads[0]['A']` must have shape (rows, ra
 low_rank_mean([{"B": WIDE, "A": A}], PAIRS) -> ValueError: `payloads[0]['B'].weight` must have one
+low_rank_mean(FAR, PAIRS) -> ValueError: `pairs['W']` must have a residual within torch.float16, the
 low_rank_mean(SENT, PAIRS, rank=0) -> ValueError: `rank` must be at least 1; got 0
 low_rank_mean([], PAIRS) -> ValueError: `payloads` must hold at least one payload; got none.
 low_rank_mean(SENT, {}) -> ValueError: `pairs` must hold at least one pair of names; got none.
