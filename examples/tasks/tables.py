@@ -20,6 +20,7 @@ from matplotlib.transforms import Bbox
 WIDTH = 7  # columns of a table; the others follow in further ones
 FEWEST = 5  # seeds of a star or a recommendation
 WIDEST = 0.1  # half of an interval of an accuracy, beyond which a column says little
+OTHERS = ("noise", "rise")  # percentages that are no accuracies
 PAIRS = content("pairs")
 COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
@@ -134,7 +135,7 @@ def measured(seeds: Sequence[Record], name: str) -> list[float]:
 def vague(name: str, columns: Iterable[Sequence[float]]) -> bool:
     """Whether most rows of a column of accuracies have an interval beyond 10 points."""
     wide = [interval(values) > WIDEST for values in columns if len(values) > 2]
-    return name != "rise" and sum(wide) > len(wide) / 2
+    return name not in OTHERS and sum(wide) > len(wide) / 2
 
 
 def ranked(by_row: Mapping[str, Sequence[Record]], task: Task) -> dict[str, Sequence[Record]]:
