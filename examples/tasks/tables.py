@@ -103,8 +103,8 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
 def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of a table, the highest of the compared column first.
 
-    The compared column and its differences come first, and the costs last. Empty columns are left
-    out, and so are vague ones that are not compared.
+    The compared column and its differences come first, and the costs last, with the numbers of
+    seeds if they differ. Empty columns are left out, and so are vague ones that are not compared.
     """
     by_row = ranked(grouped(found, partition), task)
     header, body = ["row"], [list(by_row)]
@@ -121,6 +121,9 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
         header.append(word)
         every = by_row.values()
         body.append([f"{mean(seeds, name):,.0f}" if name in seeds[0] else "" for seeds in every])
+    counts = [str(len(seeds)) for seeds in by_row.values()]
+    header.append("seeds")
+    body.append(counts if len({*counts}) > 1 else [""] * len(counts))
     filled = [(word, cells) for word, cells in zip(header, body, strict=True) if any(cells)]
     header, body = map(list, zip(*filled, strict=True))
     return header, [list(cells) for cells in zip(*body, strict=True)]
@@ -161,12 +164,11 @@ def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
 def titled(found: Sequence[Record], task: Task, partition: str) -> str:
     """Lay out a partition as a table with a title, which names seeds and a shrunk run."""
     by_row = grouped(found, partition)
-    most = max(map(len, by_row.values()))
-    fewer = "; ".join(f"{len(of)} of {row}" for row, of in by_row.items() if len(of) < most)
+    counts = sorted({len(seeds) for seeds in by_row.values()})
     shares = {record.get("shrink", 1) for seeds in by_row.values() for record in seeds}
     shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
-    seeds = f"{most} seeds" + (f" ({fewer})" if fewer else "")
-    title = f"{task.title}, {task.partitions[partition]}, {seeds}{shrunk}"
+    seeds = " or ".join(map(str, counts))
+    title = f"{task.title}, {task.partitions[partition]}, {seeds} seeds{shrunk}"
     header, body = rows(found, task, partition)
     sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
     first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})

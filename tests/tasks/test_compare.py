@@ -362,7 +362,9 @@ def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch)
     header, body = tables.rows(found, TASKS["mnist"], "deep-domains")
     assert header == ["row", "own mix", "new clients"]
     assert ["A", "50.0 ± 49.7", "50.0 ± 2.5"] in body
-    assert ", 3 seeds (2 of C)\n" in tables.titled(found[:-1], TASKS["mnist"], "deep-domains")
+    assert ", 2 or 3 seeds\n" in tables.titled(found[:-1], TASKS["mnist"], "deep-domains")
+    header, body = tables.rows(found[:-1], TASKS["mnist"], "deep-domains")
+    assert [line[header.index("seeds")] for line in body] == ["3", "3", "2"]
     (below,) = tables.quoted(found, TASKS["mnist"], "deep-domains")
     words = below.splitlines()[0].strip("|").split("|")
     assert list(map(str.strip, words)) == ["difference", "own mix", "new clients"]
