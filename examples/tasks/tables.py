@@ -122,8 +122,9 @@ def rows(found: Sequence[Record], task: Task, partition: str) -> tuple[list[str]
         every = by_row.values()
         body.append([f"{mean(seeds, name):,.0f}" if name in seeds[0] else "" for seeds in every])
     counts = [str(len(seeds)) for seeds in by_row.values()]
-    header.append("seeds")
-    body.append(counts if len({*counts}) > 1 else [""] * len(counts))
+    if len({*counts}) > 1:
+        header.append("seeds")
+        body.append(counts)
     filled = [(word, cells) for word, cells in zip(header, body, strict=True) if any(cells)]
     header, body = map(list, zip(*filled, strict=True))
     return header, [list(cells) for cells in zip(*body, strict=True)]

@@ -107,6 +107,7 @@ def test_sizes_may_be_numpy_integers():
     sizes = {"layers": np.arange(2), "patch_size": np.int64(4)}
     prompts = fp.LayeredPrompts(np.int64(2), np.int64(8), **sizes)
     assert prompts.tokens.shape == (2, 2, 8)
+    assert "2, 8, layers=(0, 1)" in prompts.extra_repr()  # files of save_prompts record it
 
 
 KINDS = pytest.mark.parametrize(

@@ -359,6 +359,11 @@ def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch)
 
     monkeypatch.setitem(tables.PAIRS, "mnist", {"deep-domains": ["A - C"]})
     found = [record(row, seed) for row in "ABC" for seed in (-1, 0, 1)]
+    assert [tables.vague(name, [[0.1, 0.5, 0.9]]) for name in ("worst", "noise", "rise")] == [
+        True,
+        False,
+        False,
+    ]
     header, body = tables.rows(found, TASKS["mnist"], "deep-domains")
     assert header == ["row", "own mix", "new clients"]
     assert ["A", "50.0 ± 49.7", "50.0 ± 2.5"] in body
