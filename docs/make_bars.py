@@ -14,6 +14,7 @@ DOCS = Path(__file__).parent
 TITLES = {
     "Local training": "alone, deep prompts",
     "Local training, three times as long": "alone, three times as long",
+    "Norms (local)": "alone, norms",
     "Head tuning": "head, averaged",
     "FedVPT-D": "deep prompts, averaged",
     "LoRA, rank 1": "LoRA of rank 1, averaged",
