@@ -132,16 +132,17 @@ def _entry(
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
-NORMS = partial(tuned_alone, fp.tuning.norms)
-LORA = partial(tuned_alone, partial(fp.tuning.lora, rank=4))
+NORMS, WIDE = partial(tuned_alone, fp.tuning.norms), {"learning_rate": (3e-3, 3e-1)}
+LORAS = {rank: partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4)}
 CONTROLS = {
     entry.name: entry
     for entry in (
         _entry("local_twice", "Local training, twice as long", TWICE, "one model", ALONE),
         _entry("local_thrice", "Local training, three times as long", THRICE, "one model", ALONE),
-        _entry("fednorms", "Norms", fednorms, "one model", learning_rate=(3e-3, 3e-1)),
-        _entry("norms_alone", "Norms (local)", NORMS, "pretrained", ALONE),
-        _entry("lora_alone", "LoRA, rank 4 (local)", LORA, "pretrained", ALONE),
+        _entry("fednorms", "Norms", fednorms, "one model", **WIDE),
+        _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
+        _entry("fedlora_alone", "FedLoRA (local)", LORAS[2], "one model", ALONE),
+        _entry("lora_alone", "LoRA, rank 4 (local)", LORAS[4], "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
