@@ -24,12 +24,12 @@ def train(model: nn.Module, data: ClientData, learning_rate: float, times: int =
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
-def alone(model: nn.Module, learning_rate: float) -> fp.Method:
+def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
     """Train on each client alone, without messages; all have one kind of model."""
     first = fp.snapshot(model, buffers=True)
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
-        train(predict(data, answer, state), data, learning_rate)
+        train(predict(data, answer, state), data, learning_rate, times)
         return {}, fp.snapshot(model, buffers=True)
 
     def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
@@ -69,9 +69,11 @@ def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     return together(model, learning_rate, lambda data: data.num_examples)
 
 
-def tuned_alone(tune: Tune, setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def tuned_alone(
+    tune: Tune, times: int, setting: VitSetting, *, learning_rate: float = 1e-2
+) -> fp.Method:
     """Parameters of the network, and a head, on each client alone."""
-    return alone(setting.new_model(prompts=lambda trunk: None, tune=tune), learning_rate)
+    return alone(setting.new_model(prompts=lambda trunk: None, tune=tune), learning_rate, times)
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
@@ -132,8 +134,9 @@ def _entry(
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
-NORMS, WIDE = partial(tuned_alone, fp.tuning.norms), {"learning_rate": (3e-3, 3e-1)}
-LORAS = {rank: partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4)}
+NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
+LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
+LONG = partial(LORA, 3)
 CONTROLS = {
     entry.name: entry
     for entry in (
@@ -141,8 +144,9 @@ CONTROLS = {
         _entry("local_thrice", "Local training, three times as long", THRICE, "one model", ALONE),
         _entry("fednorms", "Norms", fednorms, "one model", **WIDE),
         _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
-        _entry("fedlora_alone", "FedLoRA (local)", LORAS[2], "one model", ALONE),
-        _entry("lora_alone", "LoRA, rank 4 (local)", LORAS[4], "pretrained", ALONE),
+        _entry("fedlora_alone", "LoRA (local)", partial(LORA, 1), "one model", ALONE),
+        _entry("fedlora_thrice", "LoRA (local), three times as long", LONG, "one model", ALONE),
+        _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
