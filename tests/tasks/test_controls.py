@@ -38,7 +38,8 @@ def test_only_averages_send_something(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "times"), [("local_twice", 2), ("local_thrice", 3), ("half_steps", 0.5)]
+    ("name", "times"),
+    [("local_twice", 2), ("local_thrice", 3), ("fedlora_thrice", 3), ("half_steps", 0.5)],
 )
 def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
     entry, federation = made(name)
@@ -62,7 +63,11 @@ def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_netw
 
 @pytest.mark.parametrize(
     ("alone", "average"),
-    [("norms_alone", CONTROLS["fednorms"].make), ("lora_alone", partial(fedlora, rank=4))],
+    [
+        ("norms_alone", CONTROLS["fednorms"].make),
+        ("fedlora_alone", fedlora),
+        ("lora_alone", partial(fedlora, rank=4)),
+    ],
 )
 def test_alone_is_the_average_of_one_client(alone, average):
     made = federation_of(CONTROLS[alone], "one model", clients=range(1), cohort_size=1)
@@ -76,6 +81,9 @@ def test_alone_is_the_average_of_one_client(alone, average):
     [
         ("local_thrice", "local"),
         ("fednorms", "head_tuning"),
+        ("norms_alone", "fednorms"),
+        ("fedlora_alone", "fedlora"),
+        ("fedlora_thrice", "fedlora"),
         ("half_steps", "fedvpt_d"),
         ("promptfl_csc", "fedapt"),
         ("coop_gate", "pfedmoap"),
