@@ -1,6 +1,7 @@
 """Tables, CSV files and figures, from records."""
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ FEWEST = 5  # seeds of a star or a recommendation
 WIDEST = 0.1  # half of an interval of an accuracy, beyond which a column says little
 OTHERS = ("noise", "rise")  # percentages that are no accuracies
 PAIRS = content("pairs")
+MINUS = " - | beyond "  # between the rows of a pair
 COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
 
 
@@ -55,10 +57,12 @@ def percent(values: Sequence[float], *, signed: bool = False) -> str:
     return mean if len(scaled) < 3 else f"{mean} ± {interval(scaled):.1f}"
 
 
-def gains(seeds: Sequence[Record], others: Sequence[Record], column: str) -> list[float]:
-    """Return the differences of a column over common seeds."""
-    reference = {other["seed"]: other[column] for other in others}
-    return [one[column] - reference[one["seed"]] for one in seeds if one["seed"] in reference]
+def gains(column: str, *rows: Sequence[Record]) -> list[float]:
+    """Return A - B of a column over the common seeds of two rows, (A - B) - (C - D) of four."""
+    values = [{record["seed"]: record[column] for record in seeds} for seeds in rows]
+    common = [seed for seed in values[0] if all(seed in others for others in values)]
+    signed = [*zip(values, (1, -1, -1, 1), strict=False)]
+    return [sum(sign * of[seed] for of, sign in signed) for seed in common]
 
 
 def differences_to(
@@ -74,7 +78,7 @@ def differences_to(
     for seeds in by_row.values():
         enough = [other for other in references if passes(other) > passes(seeds) - 0.5]
         chosen = [] if any(seeds is other for other in references) else enough or references[-1:]
-        found.append(gains(seeds, chosen[0], column) if chosen else [])
+        found.append(gains(column, seeds, chosen[0]) if chosen else [])
     tested = [differences for differences in found if len(differences) >= FEWEST]
     stars = iter(holm([float(stats.ttest_1samp(values, 0).pvalue) for values in tested]))
     return [
@@ -185,12 +189,12 @@ def titled(found: Sequence[Record], task: Task, partition: str) -> str:
 def quoted(found: Sequence[Record], task: Task, partition: str) -> list[str]:
     """Return a table of the paired differences that the pages quote, or nothing."""
     by_row, listed = grouped(found, partition), PAIRS.get(found[0]["task"], {}).get(partition, ())
-    pairs = {pair: [by_row.get(title, []) for title in pair.split(" - ")] for pair in listed}
+    pairs = {pair: [by_row.get(row, []) for row in re.split(MINUS, pair)] for pair in listed}
     pairs = {pair: sides for pair, sides in pairs.items() if all(sides)}
     compared = [record for sides in pairs.values() for seeds in sides for record in seeds]
     names = dict.fromkeys((*task.compared, *task.columns))
     columns = {
-        name: [gains(*sides, name) for sides in pairs.values()]
+        name: [gains(name, *sides) for sides in pairs.values()]
         for name in names
         if all(name in record for record in compared)
     }

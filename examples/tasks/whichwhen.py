@@ -111,10 +111,10 @@ def chosen(by_row: Mapping[str, Sequence[Record]], column: str) -> str:
     """Return the cheapest row that is not shown to be less accurate than the best one."""
     best = max(by_row, key=lambda title: mean(by_row[title], column))
     for title in sorted(by_row, key=lambda title: mean(by_row[title], "bytes_up")):
-        lost = gains(by_row[best], by_row[title], column)
+        lost = gains(column, by_row[best], by_row[title])
         if title == best or (len(lost) > 1 and np.mean(lost) <= interval(lost)):
             break
-    gain = percent(gains(by_row[title], by_row[LOCAL], column), signed=True)
+    gain = percent(gains(column, by_row[title], by_row[LOCAL]), signed=True)
     return title if title == LOCAL else f"{title} ({gain} points to local training)"
 
 

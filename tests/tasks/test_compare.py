@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -70,10 +71,12 @@ def test_differences_below_a_table_are_those_of_a_paired_t_test(name):
         text = (DOCS / f"{name}-{partition}.md").read_text()
         by_row = tables.grouped(found, partition)
         for pair in pairs:
-            (column, *_), titles = TASKS[name].compared, pair.split(" - ")
-            one, other = ({each["seed"]: each[column] for each in by_row[row]} for row in titles)
-            seeds = sorted(one.keys() & other.keys())
-            test = stats.ttest_rel([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+            (column, *_), titles = TASKS[name].compared, re.split(" - | beyond ", pair)
+            values = [{each["seed"]: each[column] for each in by_row[row]} for row in titles]
+            seeds = sorted(set.intersection(*map(set, values)))
+            columns = np.array([[each[seed] for seed in seeds] for each in values])
+            one, other = columns if len(columns) == 2 else columns[::2] - columns[1::2]
+            test = stats.ttest_rel(one, other)
             low, high = test.confidence_interval()
             written = re.search(rf"^\| {re.escape(pair)} +\| +(\S+) ± (\S+)", text, re.MULTILINE)
             mean, half = map(float, written.groups())
