@@ -11,7 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import ClipSetting, Entry, VitSetting, fedvpt_d, local
+from fedprompt.methods import (
+    METHODS,
+    ClipSetting,
+    Entry,
+    VitSetting,
+    fedclip,
+    fedvpt_d,
+    local,
+    pfedme,
+)
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData, PromptedClassifier, Tune, averaged, take_step
 
@@ -24,19 +33,18 @@ def train(model: nn.Module, data: ClientData, learning_rate: float, times: int =
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
-def alone(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
-    """Train on each client alone, without messages; all have one kind of model."""
-    first = fp.snapshot(model, buffers=True)
+def apart(method: fp.Method) -> fp.Method:
+    """Make each client its own server: it trains on from its own payload, and sends nothing."""
+
+    def values(payload: Any) -> Any:
+        return {name: sent.value for name, sent in payload.items()}
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
-        train(predict(data, answer, state), data, learning_rate, times)
-        return {}, fp.snapshot(model, buffers=True)
+        payload, _ = method.client(data, {**first, **state}, {})
+        return {}, values(payload)
 
-    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
-        fp.load_values(model, {**first, **state})
-        return model
-
-    return fp.Method(client, fp.averaging_server({}), predict, form=lambda client: {})
+    first = values(method.form(0))
+    return method._replace(client=client, server=fp.averaging_server({}), form=lambda client: {})
 
 
 def longer(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -> fp.Method:
@@ -51,13 +59,16 @@ def longer(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) 
 
 
 def together(
-    model: nn.Module, learning_rate: float, weight: Callable[[ClientData], float]
+    model: nn.Module,
+    learning_rate: float,
+    weight: Callable[[ClientData], float] = lambda data: 1.0,
+    times: int = 1,
 ) -> fp.Method:
     """Average one model, whose clients have a weight."""
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
         fp.load_values(model, answer)
-        train(model, data, learning_rate)
+        train(model, data, learning_rate, times)
         return fp.collect(model, weight=weight(data)), state
 
     return averaged(model, client)
@@ -73,7 +84,23 @@ def tuned_alone(
     tune: Tune, times: int, setting: VitSetting, *, learning_rate: float = 1e-2
 ) -> fp.Method:
     """Parameters of the network, and a head, on each client alone."""
-    return alone(setting.new_model(prompts=lambda trunk: None, tune=tune), learning_rate, times)
+    model = setting.new_model(prompts=lambda trunk: None, tune=tune)
+    return apart(together(model, learning_rate, times=times))
+
+
+def pfedme_lora(
+    setting: VitSetting,
+    *,
+    learning_rate: float = 1e-2,
+    proximal_weight: float = 0.1,
+    outer_step: float = 0.5,
+) -> fp.Method:
+    """pFedMe of LoRA and heads, in place of prompts."""  # noqa: D403
+    tuned, tune = replace(setting), partial(fp.tuning.lora, rank=2)
+    vars(tuned)["new_model"] = partial(setting.new_model, prompts=lambda trunk: None, tune=tune)
+    return pfedme(
+        tuned, learning_rate=learning_rate, proximal_weight=proximal_weight, outer_step=outer_step
+    )
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
@@ -102,12 +129,17 @@ class OfClasses(PromptedClassifier):
 
 def coop_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """CoOp with a context for each class, on each client alone."""
-    return alone(setting.seeded(OfClasses, setting), learning_rate)
+    return apart(together(setting.seeded(OfClasses, setting), learning_rate))
 
 
 def promptfl_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """Average of contexts for each class; clients count equally, as in FedAPT."""
-    return together(setting.seeded(OfClasses, setting), learning_rate, lambda data: 1.0)
+    return together(setting.seeded(OfClasses, setting), learning_rate)
+
+
+def adapter_alone(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
+    """FedCLIP's adapter, on each client alone."""
+    return apart(fedclip(setting, learning_rate=learning_rate))
 
 
 class Gate(Mixture):
@@ -123,7 +155,7 @@ def coop_gate(
     setting: ClipSetting, *, learning_rate: float = 5e-3, own_weight: float = 0.5
 ) -> fp.Method:
     """CoOp with pFedMoAP's gate over its text, on each client alone."""
-    return alone(setting.seeded(Gate, setting, own_weight), learning_rate)
+    return apart(together(setting.seeded(Gate, setting, own_weight), learning_rate))
 
 
 def _entry(
@@ -136,7 +168,7 @@ ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
 NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
-LONG = partial(LORA, 3)
+LONG, PFEDME, LOW = partial(LORA, 3), METHODS["pfedme"].search, METHODS["fedclip"].search
 CONTROLS = {
     entry.name: entry
     for entry in (
@@ -146,8 +178,10 @@ CONTROLS = {
         _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
         _entry("fedlora_alone", "LoRA (local)", partial(LORA, 1), "one model", ALONE),
         _entry("fedlora_thrice", "LoRA (local), three times as long", LONG, "one model", ALONE),
+        _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE, **PFEDME),
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
+        _entry("adapter_alone", "FedCLIP's adapter (local)", adapter_alone, "CLIP", ALONE, **LOW),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
         _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),
@@ -155,5 +189,5 @@ CONTROLS = {
 }
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""
 
-DRAWN_AS = {"coop_gate": "pfedmoap"}
+DRAWN_AS = {"coop_gate": "pfedmoap", "pfedme_lora": "pfedme"}
 """Row whose drawn hyperparameters a control row has."""

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, counted_passes, fedlora
+from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
 from tasks.controls import CONTROLS, longer
@@ -17,18 +17,19 @@ SENT = {
     "promptfl_csc": {"context"},
     "fednorms": {"head", "tuned"},
     "half_steps": {"head", "prompts"},
+    "pfedme_lora": {"head", "tuned"},
 }
 
 
-def made(name):
+def made(name, **options):
     entry = CONTROLS[name]
     family = "CLIP" if entry.families == ("CLIP",) else "one model"
-    return entry, federation_of(entry, family, rounds=1)
+    return entry, federation_of(entry, family, **options)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_only_averages_send_something(name):
-    entry, federation = made(name)
+    entry, federation = made(name, rounds=1)
     messages = sent_by(federation)
     last(entry.make, federation)
     sent = [{part.split(".")[0] for part in payload} for _, _, payload in messages.of("up")]
@@ -42,7 +43,7 @@ def test_only_averages_send_something(name):
     [("local_twice", 2), ("local_thrice", 3), ("fedlora_thrice", 3), ("half_steps", 0.5)],
 )
 def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
-    entry, federation = made(name)
+    entry, federation = made(name, rounds=1)
     with counted_passes() as passes:
         last(entry.make, federation)
     assert passes["backward"] == times * federation.steps * federation.cohort_size
@@ -67,11 +68,12 @@ def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_netw
         ("norms_alone", CONTROLS["fednorms"].make),
         ("fedlora_alone", fedlora),
         ("lora_alone", partial(fedlora, rank=4)),
+        ("adapter_alone", fedclip),
     ],
 )
 def test_alone_is_the_average_of_one_client(alone, average):
-    made = federation_of(CONTROLS[alone], "one model", clients=range(1), cohort_size=1)
-    values = [parameters(last(make, made), 0) for make in (CONTROLS[alone].make, average)]
+    entry, federation = made(alone, clients=range(1), cohort_size=1)
+    values = [parameters(last(make, federation), 0) for make in (entry.make, average)]
     assert_same(*values)
     assert set(values[0]) - {"head.weight", "head.bias"}
 
@@ -87,6 +89,8 @@ def test_alone_is_the_average_of_one_client(alone, average):
         ("half_steps", "fedvpt_d"),
         ("promptfl_csc", "fedapt"),
         ("coop_gate", "pfedmoap"),
+        ("pfedme_lora", "pfedme"),
+        ("adapter_alone", "fedclip"),
     ],
 )
 def test_a_control_row_has_the_rates_of_the_row_that_it_controls(control, controlled):
