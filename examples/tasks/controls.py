@@ -168,6 +168,7 @@ ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
 NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
+LONGEST = "LoRA, rank 4 (local), three times as long"
 LONG, PFEDME, LOW = partial(LORA, 3), METHODS["pfedme"].search, METHODS["fedclip"].search
 CONTROLS = {
     entry.name: entry
@@ -180,6 +181,7 @@ CONTROLS = {
         _entry("fedlora_thrice", "LoRA (local), three times as long", LONG, "one model", ALONE),
         _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE, **PFEDME),
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
+        _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("adapter_alone", "FedCLIP's adapter (local)", adapter_alone, "CLIP", ALONE, **LOW),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),

@@ -40,7 +40,13 @@ def test_only_averages_send_something(name):
 
 @pytest.mark.parametrize(
     ("name", "times"),
-    [("local_twice", 2), ("local_thrice", 3), ("fedlora_thrice", 3), ("half_steps", 0.5)],
+    [
+        ("local_twice", 2),
+        ("local_thrice", 3),
+        ("fedlora_thrice", 3),
+        ("lora_thrice", 3),
+        ("half_steps", 0.5),
+    ],
 )
 def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
     entry, federation = made(name, rounds=1)
