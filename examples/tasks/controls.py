@@ -96,11 +96,9 @@ def pfedme_lora(
     outer_step: float = 0.5,
 ) -> fp.Method:
     """pFedMe of LoRA and heads, in place of prompts."""  # noqa: D403
-    tuned, tune = replace(setting), partial(fp.tuning.lora, rank=2)
-    vars(tuned)["new_model"] = partial(setting.new_model, prompts=lambda trunk: None, tune=tune)
-    return pfedme(
-        tuned, learning_rate=learning_rate, proximal_weight=proximal_weight, outer_step=outer_step
-    )
+    setting = replace(setting, tune=partial(fp.tuning.lora, rank=2))
+    weights = {"proximal_weight": proximal_weight, "outer_step": outer_step}
+    return pfedme(setting, learning_rate=learning_rate, **weights)
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:

@@ -25,8 +25,12 @@ NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
 ALPHA = 0.3
 SECONDS = {"one model": 14, "mixed models": 18, "CLIP": 6}
 """Seconds of a run."""
-EQUAL = Row("Local training, rate 0.01", "local", {"learning_rate": 0.01, HEAD_RATE: 0.01})
-"""Row that is not tuned: most methods for different networks choose these rates."""
+RATE = {"learning_rate": 0.01}
+FIXED = {
+    "mixed models": [Row("Local training, rate 0.01", "local", {**RATE, HEAD_RATE: 0.01})],
+    "CLIP": [Row("FedCLIP's adapter (local), rate 0.01", "adapter_alone", RATE)],
+}
+"""Rows that are not tuned, with the rate of methods that they are compared with."""
 PARTITIONS = {
     "dirichlet": "label shift (Dirichlet .3)",
     "domains": "feature shift (one domain for each client)",
@@ -158,9 +162,9 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
     def rows(partition: str) -> list[Row]:
         methods = METHODS | CONTROLS
         found = [Row.of(name) for name in methods if family in methods[name].families]
-        found = found if family == "CLIP" else [two_rates(row) for row in found]
-        return [*found, EQUAL] if family == "mixed models" else found
+        return [*(found if family == "CLIP" else map(two_rates, found)), *fixed]
 
+    fixed = FIXED.get(family, [])
     return Task(
         title=title,
         partitions=PARTITIONS,
@@ -168,7 +172,7 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
         family=lambda partition: family,
         rows=rows,
         make=partial(make, build),
-        trials=lambda partition, row: [dict(row.values)] if row is EQUAL else draws(row, title),
+        trials=lambda partition, row: [dict(row.values)] if row in fixed else draws(row, title),
         tuned_on="dirichlet",
         columns=COLUMNS | NEWCOMERS,
         bound=0.01 if family == "one model" else 0.03,

@@ -578,6 +578,9 @@ class VitSetting(Setting):
         num_prompts: Number of prompts at a layer.
         num_features: Width of the features that clients with different trunks have in common. If
             None, they are the features of the trunk.
+        tune: What clients train in place of deep prompts, such as
+            ``partial(fedprompt.tuning.lora, rank=2)``. Methods that name prompts, such as FedPer,
+            need None.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -593,6 +596,7 @@ class VitSetting(Setting):
     trunks: Sequence[Trunk]
     num_prompts: int = 8
     num_features: int | None = None
+    tune: Tune | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -632,16 +636,18 @@ class VitSetting(Setting):
         Args:
             client: Id of the client that owns the model; it decides the trunk. If None, all
                 clients share the model.
-            prompts: Function from the trunk to a module of prompts. If None, deep prompts. For a
-                model without prompts, ``lambda trunk: None``.
+            prompts: Function from the trunk to a module of prompts. For a model without prompts,
+                ``lambda trunk: None``. If None, deep prompts, or the parameters of the setting.
             tune: Function from the model of the trunk to a copy and its trained parameters, such as
-                :func:`fedprompt.tuning.norms`. They are then the part "tuned" of the model. If
-                None, the trunk is frozen and shared.
+                :func:`fedprompt.tuning.norms`. They are the part "tuned" of the model. If None, the
+                trunk is frozen and shared.
 
         Raises:
             ValueError: If no client is named, and there are several trunks.
         """
         trunk = self.trunk_of(client)
+        if prompts is None and tune is None and self.tune is not None:
+            prompts, tune = (lambda trunk: None), self.tune
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
 
         def drawn() -> PromptedModel:

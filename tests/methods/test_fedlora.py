@@ -1,10 +1,14 @@
 """FedLoRA: factors are trained as parts of the weights, and averaged one by one."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from fedprompt.methods.fedlora import fedlora
+import fedprompt as fp
+from fedprompt.methods import fedlora, fedvpt_d
 from low_rank import ONE_ROUND, RATE, initial, mean, trained
+from same import assert_same
 from tiny_federations import last, parameters, vit_federation
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -25,3 +29,9 @@ def test_a_message_has_the_bytes_of_the_factors_and_of_the_head():
     numbers = 2 * (2 * 8 + 24 * 2) + 8 * 3 + 3
     assert federation.ledger.total(direction="down") == 8 * numbers
     assert federation.ledger.total(direction="up") == 8 * numbers + 6 * 4  # float32 weights
+
+
+def test_fedvpt_d_of_a_setting_with_lora_is_fedlora():
+    tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
+    values = [parameters(last(*of), 0) for of in ((fedvpt_d, tuned), (fedlora, vit_federation()))]
+    assert_same(*values)
