@@ -37,7 +37,7 @@ def _null_space(tokens: Tensor, share: float) -> Tensor:
 def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.8) -> fp.Method:
     """FedPR."""
     model = setting.new_model()
-    tokens = model.prompts.tokens
+    tokens = model.get_parameter("prompts.tokens")
 
     def train(data, answer, state):
         fp.load_values(model, answer)

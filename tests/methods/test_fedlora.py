@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods import fedlora, fedvpt_d
+from fedprompt.methods import METHODS, fedlora, fedvpt_d
 from low_rank import ONE_ROUND, RATE, initial, mean, trained
 from same import assert_same
 from tiny_federations import last, parameters, vit_federation
@@ -35,3 +35,10 @@ def test_fedvpt_d_of_a_setting_with_lora_is_fedlora():
     tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
     values = [parameters(last(*of), 0) for of in ((fedvpt_d, tuned), (fedlora, vit_federation()))]
     assert_same(*values)
+
+
+@pytest.mark.parametrize("name", ["fedbabu", "fedhpl_p", "fedper", "fedpr", "fedrep"])
+def test_methods_that_name_prompts_refuse_a_setting_without_them(name):
+    tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
+    with pytest.raises((ValueError, AttributeError), match="`only` must|`prompts` is not"):
+        last(METHODS[name].make, tuned)
