@@ -40,5 +40,5 @@ def test_fedvpt_d_of_a_setting_with_lora_is_fedlora():
 @pytest.mark.parametrize("name", ["fedbabu", "fedhpl_p", "fedper", "fedpr", "fedrep"])
 def test_methods_that_name_prompts_refuse_a_setting_without_them(name):
     tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
-    with pytest.raises((ValueError, AttributeError), match="`only` must|`prompts` is not"):
+    with pytest.raises((ValueError, AttributeError), match=r"`only` must|`prompts` is not"):
         last(METHODS[name].make, tuned)
