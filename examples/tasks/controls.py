@@ -11,16 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import (
-    METHODS,
-    ClipSetting,
-    Entry,
-    VitSetting,
-    fedclip,
-    fedvpt_d,
-    local,
-    pfedme,
-)
+from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d, local
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData, PromptedClassifier, Tune, averaged, take_step
 
@@ -98,7 +89,7 @@ def pfedme_lora(
     """pFedMe of LoRA and heads, in place of prompts."""  # noqa: D403
     setting = replace(setting, tune=partial(fp.tuning.lora, rank=2))
     weights = {"proximal_weight": proximal_weight, "outer_step": outer_step}
-    return pfedme(setting, learning_rate=learning_rate, **weights)
+    return PFEDME.make(setting, learning_rate=learning_rate, **weights)
 
 
 def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
@@ -137,7 +128,7 @@ def promptfl_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Met
 
 def adapter_alone(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
     """FedCLIP's adapter, on each client alone."""
-    return apart(fedclip(setting, learning_rate=learning_rate))
+    return apart(FEDCLIP.make(setting, learning_rate=learning_rate))
 
 
 class Gate(Mixture):
@@ -167,7 +158,8 @@ TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
 NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
 LONGEST = "LoRA, rank 4 (local), three times as long"
-LONG, PFEDME, LOW = partial(LORA, 3), METHODS["pfedme"].search, METHODS["fedclip"].search
+LONG = partial(LORA, 3)
+PFEDME, FEDCLIP = METHODS["pfedme"], METHODS["fedclip"]
 CONTROLS = {
     entry.name: entry
     for entry in (
@@ -177,11 +169,18 @@ CONTROLS = {
         _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
         _entry("fedlora_alone", "LoRA (local)", partial(LORA, 1), "one model", ALONE),
         _entry("fedlora_thrice", "LoRA (local), three times as long", LONG, "one model", ALONE),
-        _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE, **PFEDME),
+        _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE, **PFEDME.search),
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
-        _entry("adapter_alone", "FedCLIP's adapter (local)", adapter_alone, "CLIP", ALONE, **LOW),
+        _entry(
+            "adapter_alone",
+            "FedCLIP's adapter (local)",
+            adapter_alone,
+            "CLIP",
+            ALONE,
+            **FEDCLIP.search,
+        ),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
         _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),

@@ -579,8 +579,8 @@ class VitSetting(Setting):
         num_features: Width of the features that clients with different trunks have in common. If
             None, they are the features of the trunk.
         tune: What clients train in place of deep prompts, such as
-            ``partial(fedprompt.tuning.lora, rank=2)``. Methods that name prompts, such as FedPer,
-            need None.
+            ``partial(fedprompt.tuning.lora, rank=2)``. Methods that name prompts or choose parts,
+            such as FedPer and FedVPT, need None.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -646,7 +646,9 @@ class VitSetting(Setting):
             ValueError: If no client is named, and there are several trunks.
         """
         trunk = self.trunk_of(client)
-        if prompts is None and tune is None and self.tune is not None:
+        if self.tune is not None:
+            if prompts is not None or tune is not None:
+                raise check.wrong("tune", "be None for a method with parts of its own", self.tune)
             prompts, tune = (lambda trunk: None), self.tune
         make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
 

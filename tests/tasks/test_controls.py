@@ -8,8 +8,10 @@ import fedprompt as fp
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
+from tasks import TASKS
 from tasks.controls import CONTROLS, longer
 from tasks.core import Row
+from tasks.digits import FIXED
 from tasks.tuning import draws, neighbor
 from tiny_federations import federation_of, last, parameters
 
@@ -77,9 +79,10 @@ def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_netw
         ("adapter_alone", fedclip),
     ],
 )
-def test_alone_is_the_average_of_one_client(alone, average):
-    entry, federation = made(alone, clients=range(1), cohort_size=1)
-    values = [parameters(last(make, federation), 0) for make in (entry.make, average)]
+def test_alone_is_the_average_of_one_client_also_beside_others(alone, average):
+    entry, several = made(alone, cohort_size=5)
+    _, one = made(alone, clients=[4], cohort_size=1)
+    values = [parameters(last(*of), 4) for of in ((entry.make, several), (average, one))]
     assert_same(*values)
     assert set(values[0]) - {"head.weight", "head.bias"}
 
@@ -104,6 +107,13 @@ def test_a_control_row_has_the_rates_of_the_row_that_it_controls(control, contro
     rates = [[trial["learning_rate"] for trial in draws(row, "clip")] for row in rows]
     assert rates[0] == rates[1]
     assert len(set(rates[0])) > 5
+
+
+@pytest.mark.parametrize(("task", "family"), [("networks", "mixed models"), ("clip", "CLIP")])
+def test_rows_with_the_rate_of_another_row_are_not_tuned(task, family):
+    for row in FIXED[family]:
+        assert row in TASKS[task].rows("few")
+        assert TASKS[task].trials("few", row) == [row.values]
 
 
 def test_the_neighbors_of_the_best_trial_are_tried_in_each_rate():
