@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch import Tensor
@@ -72,6 +73,15 @@ class Images(NamedTuple):
     def cells(self, num_classes: int) -> Tensor:
         """Return the pair of domain and class of each image, as one number."""
         return self.domains * num_classes + self.labels
+
+
+def held_out(cells: Tensor, share: float, generator: np.random.Generator) -> Tensor:
+    """Draw a share of the images of each cell, and return for each image whether it is drawn."""
+    drawn = torch.zeros(len(cells), dtype=torch.bool)
+    for cell in cells.unique():
+        places = generator.permutation((cells == cell).nonzero()[:, 0])
+        drawn[places[: round(share * len(places))]] = True
+    return drawn
 
 
 class Trial(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from tasks.core import Images
+from tasks.core import Images, held_out
 from tasks.papers import Partition
 from tasks.sets.readers import ImageSet
 
@@ -113,27 +113,11 @@ def _by_domain(
     return shards
 
 
-def held_out(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
-    """Pool training and test images, and hold out a share of each class and domain.
-
-    Args:
-        data: Data set.
-        share: Share of the new test images, between 0 and 1.
-        generator: Source of randomness.
-
-    Returns:
-        The data set with the new training and test images.
-    """
+def divided_anew(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
+    """Pool training and test images, and hold out a share of each class and domain for testing."""
     images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
-    cells = images.cells(len(data.class_names))
-    order = torch.from_numpy(generator.permutation(len(cells)))
-    order = order[cells[order].argsort(stable=True)]
-    sizes = torch.bincount(cells)
-    first = sizes.cumsum(0) - sizes
-    place = torch.arange(len(order)) - first[cells[order]]
-    tested = place < (share * sizes).round()[cells[order]]
-    train, test = (images.at(order[side].sort().values) for side in (~tested, tested))
-    return data._replace(train=train, test=test)
+    tested = held_out(images.cells(len(data.class_names)), share, generator)
+    return data._replace(train=images.at(~tested), test=images.at(tested))
 
 
 def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:

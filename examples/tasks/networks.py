@@ -16,7 +16,6 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.setting import PromptedModel, Tune
-from photographs import HALF, prepared
 
 
 def as_inputs(positions: Tensor) -> Tensor:
@@ -117,22 +116,20 @@ class TailTrunk:
 
 @dataclass(eq=False)
 class Convolutional:
-    """Convolutional network for inputs of a federation.
+    """Convolutional network with what a client trains before it.
 
     Attributes:
-        images: All images, uint8.
-        size: Side in pixels to which images are resized.
+        prepare: Function from inputs of a federation to normalized images.
         num_features: Width of the features.
         prompts: Function that makes what a client trains before the head: prompts, or the network.
         network: Frozen network, or None if the client trains its own.
         center: Features that are subtracted from all features.
     """
 
-    images: Tensor
-    size: int
+    prepare: Callable[[Tensor], Tensor]
     num_features: int
     prompts: Callable[[], nn.Module]
-    network: Callable[[Tensor], Tensor] | None = None
+    network: nn.Module | None = None
     center: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Convolutional":
@@ -140,8 +137,7 @@ class Convolutional:
 
     def features(self, prompts: nn.Module, inputs: Tensor) -> Tensor:
         """Encode the images behind inputs."""
-        images = self.images[positions_of(inputs)]
-        found = prompts(prepared(images, self.size, mean=HALF[0], std=HALF[1]))
+        found = prompts(self.prepare(inputs))
         found = found if self.network is None else self.network(found)
         return found if self.center is None else found - self.center
 

@@ -22,12 +22,13 @@ import fedprompt as fp
 import photographs
 from build_samples.build import new_model
 from fedprompt.interfaces import ResumableTrunk
-from fedprompt.methods.setting import PromptedModel, Tune
+from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, Photographs
+from tasks import networks
 from tasks.core import HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial, content
 from tasks.digits import LOCAL
 from tasks.heads import HeadSetting
-from tasks.networks import Convolutional, ConvolutionalModel, TailTrunk, as_inputs, small_network
+from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
 from tasks.tuning import draws, two_rates
 
 IMAGE_SIZE = 56  # pixels
@@ -102,7 +103,7 @@ class PhotographSetting(HeadSetting):
 
     def model_class(self, trunk: TailTrunk | Convolutional) -> type[PromptedModel]:
         """Return the class of models with this network."""
-        return ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
+        return networks.ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
 
     def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
@@ -112,10 +113,6 @@ class PhotographSetting(HeadSetting):
             draw = torch.Generator().manual_seed(self.seed)
             fp.initialize_at(model.prompts, start, generator=draw)
         return model
-
-    def tuned_trunk(self, trunk: TailTrunk, tune: Tune) -> TailTrunk:
-        """Make the trunk with a copy of its blocks, of which some parameters are trained."""
-        return trunk.tuned(tune)
 
 
 TUNED = [Row(title, *values) for title, values in CONTENT["tuned"].items()]
@@ -231,6 +228,23 @@ Where = tuple[str, bool, int | None]
 """Arguments of `images_of`."""
 
 
+class Lookup(nn.Module):
+    """Images at the positions that inputs of a federation are, resized and normalized.
+
+    Args:
+        images: All images, uint8.
+    """
+
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("images", images, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Look up and prepare images."""
+        found = self.images[positions_of(inputs)]
+        return photographs.prepared(found, IMAGE_SIZE, mean=HALF[0], std=HALF[1])
+
+
 def _tail(
     where: Where, machine: Machine, start: int = 9, end: int = 12, with_patches: bool = False
 ) -> TailTrunk:
@@ -244,11 +258,11 @@ def _tail(
 def _efficientnet(where: Where, machine: Machine) -> Convolutional:
     model = efficientnet(source_of(machine, EFFICIENTNET))
     border = partial(fp.PadPrompts, IMAGE_SIZE, padding=4, mean=HALF[0], std=HALF[1])
-    return Convolutional(images_of(*where).images, IMAGE_SIZE, model.num_features, border, model)
+    return Convolutional(Lookup(images_of(*where).images), model.num_features, border, model)
 
 
 def _small(where: Where, machine: Machine) -> Convolutional:
-    return Convolutional(images_of(*where).images, IMAGE_SIZE, 64, small_network)
+    return Convolutional(Lookup(images_of(*where).images), 64, small_network)
 
 
 NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {

@@ -1,14 +1,15 @@
 """From stored uint8 images to the inputs of a model, on the device of the model."""
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedprompt.interfaces import Trunk
+from fedprompt.interfaces import TrainableTrunk
+from fedprompt.methods.setting import tuned_trunk
 
 
 class Preparation(nn.Module):
@@ -58,30 +59,14 @@ def flipped(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(chosen.to(images.device), images.flip(-1), images)
 
 
-class PreparedTrunk:
-    """Trunk that takes stored uint8 images and prepares them itself.
-
-    Everything else is that of the inner trunk, which is shared by all copies.
+def prepared_trunk(trunk: TrainableTrunk, prepare: Callable[[Tensor], Tensor]) -> TrainableTrunk:
+    """Return a copy of a trunk that takes stored images; both have the same model.
 
     Args:
-        trunk: Trunk of prepared images.
-        prepare: Function from stored images to prepared ones.
+        trunk: Trunk of :func:`fedprompt.vit_trunk`.
+        prepare: Function from stored images to inputs of the trunk.
     """
-
-    def __init__(self, trunk: Trunk, prepare: Callable[[Tensor], Tensor]) -> None:
-        self.trunk, self.prepare = trunk, prepare
-        names = ["prefix", "dim", "depth", "num_features", "patch_size", "block", "normalize"]
-        for name in (*names, "pool", *(["resume"] if hasattr(trunk, "resume") else [])):
-            setattr(self, name, getattr(trunk, name))  # protocols do not see __getattr__
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PreparedTrunk":
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "trunk":  # not yet set, as in unpickling
-            raise AttributeError(name)
-        return getattr(self.trunk, name)
-
-    def embed(self, images: Tensor) -> tuple[Tensor, Any]:
-        """Return the tokens of uint8 images, and their context."""
-        return self.trunk.embed(self.prepare(images))
+    ours = copy.copy(trunk)
+    ours.prepare, ours.embed = prepare, lambda images: trunk.embed(prepare(images))
+    ours.tuned = lambda tune: prepared_trunk(tuned_trunk(trunk, tune), prepare)
+    return ours

@@ -17,12 +17,13 @@ from fedprompt.methods import Setting as Run
 from fedprompt.methods.setting import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
-from tasks.borders import PART, BorderedModel, PiecewiseModel, PixelTrunk
+from tasks.borders import PART, BorderedModel, PiecewiseModel
 from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
-from tasks.division import divide, fewer, held_out
+from tasks.division import divide, divided_anew, fewer
 from tasks.epochs import EpochSetting, NetworkSetting
-from tasks.pipeline import Preparation, PreparedTrunk, flipped
+from tasks.networks import Convolutional
+from tasks.pipeline import Preparation, flipped, prepared_trunk
 from tasks.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
@@ -62,7 +63,7 @@ class PaperVits(EpochSetting, VitSetting):
 
     def model_class(self, trunk: Any) -> type[PromptedModel]:
         """Return the class of models with this trunk. A convolutional network has a border."""
-        return BorderedModel if isinstance(trunk, PixelTrunk) else PiecewiseModel
+        return BorderedModel if isinstance(trunk, Convolutional) else PiecewiseModel
 
 
 @dataclass(kw_only=True)
@@ -119,7 +120,7 @@ def divided(
         data = fewer(data, machine.shrink, setting.num_clients)
     rng = np.random.default_rng(seed)
     if setting.test_share is not None:
-        data = held_out(data, setting.test_share, generator=rng)
+        data = divided_anew(data, setting.test_share, generator=rng)
     train, test = data.train, data.test
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
@@ -161,11 +162,11 @@ def _vits(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones)
         model, *normal, _ = backbones.vit(name, setting.image_size)
         prepare = Preparation(setting.image_size, *normal)
         if hasattr(model, "patch_embed"):
-            trunks.append(PreparedTrunk(fp.vit_trunk(model), prepare))
+            trunks.append(prepared_trunk(fp.vit_trunk(model), prepare))
             continue
         look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
         border = partial(fp.PadPrompts, setting.image_size, **look)
-        trunks.append(PixelTrunk(fp.freeze(model), model.num_features, prepare, border))
+        trunks.append(Convolutional(prepare, model.num_features, border, fp.freeze(model)))
     sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
     return PaperVits(trunks=trunks, **sizes, **fields)
 

@@ -10,16 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import torch
 
 import fedprompt as fp
 import photographs
-from tasks import digits
+from fedprompt.interfaces import TrainableTrunk
+from tasks import core, digits
 from tasks.ablations import VIT, trial
 from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial
 from tasks.heads import HeadSetting
 from tasks.photos import DINO
-from tasks.pipeline import Preparation, PreparedTrunk
+from tasks.pipeline import Preparation, prepared_trunk
 from tasks.records import Record
 from tasks.sets.readers import class_folders, decoded_sides
 from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
@@ -43,15 +43,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
         rule = "needs PEFT: pip install -e '.[examples,peft]', or leave it out by --rows"
         raise TaskError(f"The row {row.title} {rule}.")
     if partition == "example":
-        build = partial(digits.vits, "S")
         where = {"seed": seed, "machine": machine, "validate": validate}
-        return digits.make(build, "domains", row, **where)
+        return digits.make(partial(digits.vits, "S"), "domains", row, **where)
     train, test = read(machine.root)
     num_classes = 1 + int(train.labels.max())
-    if validate:  # a quarter of the training images are for testing
-        order = torch.from_numpy(np.random.default_rng(seed).permutation(len(train.labels)))
-        cut = len(order) * 3 // 4
-        train, test = train.at(order[:cut]), train.at(order[cut:])
+    if validate:  # a quarter of the training images of each client and class is for testing
+        tested = core.held_out(train.cells(num_classes), 0.25, np.random.default_rng(seed))
+        train, test = train.at(~tested), train.at(tested)
     count = 1 + int(train.domains.max())
     budget = {"rounds": 10 if validate else 20, "steps": 10, "cohort_size": count, "batch_size": 32}
     budget |= {"num_classes": num_classes, "make_optimizer": VIT["make_optimizer"]}
@@ -84,7 +82,7 @@ def read(root: Path) -> tuple[Images, Images]:
     return decoded_sides(*parts, root, "clients", SIZE)
 
 
-def network(machine: Machine) -> PreparedTrunk:
+def network(machine: Machine) -> TrainableTrunk:
     """Make the trunk of the network that is named, or of the one that timm downloads.
 
     Raises:
@@ -95,7 +93,7 @@ def network(machine: Machine) -> PreparedTrunk:
     name, path = next(iter(machine.weights.items()), (DINO, None))
     model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
     normal = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
-    return PreparedTrunk(fp.vit_trunk(model), Preparation(SIZE, **normal))
+    return prepared_trunk(fp.vit_trunk(model), Preparation(SIZE, **normal))
 
 
 def advice(found: Sequence[Record], partition: str) -> str:

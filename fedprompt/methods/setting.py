@@ -11,7 +11,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ __all__ = [
     "known_rows",
     "prototypes",
     "take_step",
+    "tuned_trunk",
 ]
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -414,13 +415,12 @@ class PromptedModel(nn.Module):
     def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
         """Encode images with `prompts`, if there are any."""
         streams = () if self.prompts is None else (self.prompts(),)
-        features: Tensor = self.projection(fp.encode_prompted(self.trunk, images, *streams).pooled)
-        return features
+        encoded = fp.encode_prompted(self.trunk, images, *streams)
+        return cast(Tensor, self.projection(encoded.pooled))
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Classify images."""
-        logits: Tensor = self.head(self.features(images))
-        return logits
+        return cast(Tensor, self.head(self.features(images)))
 
 
 def averaged(
@@ -658,18 +658,24 @@ class VitSetting(Setting):
             if model.prompts is None:
                 model.prompts = make(trunk)
             if tune is not None:
-                model.trunk = self.tuned_trunk(trunk, tune)
+                model.trunk = tuned_trunk(trunk, tune)
                 model.tuned = model.trunk.trainable
             return model
 
         return self.seeded(drawn)
 
-    def tuned_trunk(self, trunk: Any, tune: Tune) -> TrainableTrunk:
-        """Make a trunk of a copy of a trunk's model, with trained parameters."""
-        if not isinstance(getattr(trunk, "model", None), nn.Module):
-            raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
-        model, parameters = tune(trunk.model)
-        return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
+
+def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
+    """Make a trunk of a copy of a trunk's model, with trained parameters.
+
+    A trunk with a function `tuned`, from `tune` to such a trunk, makes it itself.
+    """
+    if hasattr(trunk, "tuned"):
+        return cast(TrainableTrunk, trunk.tuned(tune))
+    if not isinstance(getattr(trunk, "model", None), nn.Module):
+        raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
+    model, parameters = tune(trunk.model)
+    return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 
 class ClipModel(nn.Module):

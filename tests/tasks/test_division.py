@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.division import divide, held_out
+from tasks.division import divide, divided_anew
 from tasks.papers import Partition
 from tasks.sets import Images, ImageSet
 
@@ -54,7 +54,7 @@ def small_task() -> ImageSet:
 
 def test_pooled_images_are_held_out_by_class_and_domain() -> None:
     task = small_task()
-    new = held_out(task, 0.25, generator=np.random.default_rng(0))
+    new = divided_anew(task, 0.25, generator=np.random.default_rng(0))
     pixels = torch.cat([new.train.pixels, new.test.pixels]).flatten().sort().values
     assert torch.equal(pixels, torch.arange(60, dtype=torch.uint8))
     cells = 3 * new.test.domains + new.test.labels

@@ -10,7 +10,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 import fedprompt as fp
-from tasks.pipeline import Preparation, PreparedTrunk, flipped
+from fedprompt.methods.setting import tuned_trunk
+from tasks.pipeline import Preparation, flipped, prepared_trunk
 
 MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}
 PREPARE = {"mean": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}
@@ -65,11 +66,11 @@ def trunk():
 def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
     images, prepare = noise(4, 48, 48), Preparation(32, **PREPARE)
     assert torch.equal(
-        fp.mean_patch_tokens(PreparedTrunk(trunk, prepare), images).value,
+        fp.mean_patch_tokens(prepared_trunk(trunk, prepare), images).value,
         fp.mean_patch_tokens(trunk, prepare(images)).value,
     )
     prompts = fp.DeepPrompts(3, trunk, generator=generator)
-    ours = PreparedTrunk(trunk, prepare)
+    ours = prepared_trunk(trunk, prepare)
     results = [
         fp.encode_prompted(ours, images, prompts()),
         fp.encode_prompted(trunk, prepare(images), prompts()),
@@ -85,10 +86,24 @@ def test_prepared_trunk_equals_trunk_on_prepared_images(trunk, generator):
 
 
 def test_prepared_trunk_is_a_trunk(trunk):
-    ours = PreparedTrunk(trunk, Preparation(32))
+    ours = prepared_trunk(trunk, Preparation(32))
     assert isinstance(ours, fp.interfaces.Trunk)
     assert copy.deepcopy(ours) is ours
     assert fp.fingerprint(ours) == fp.fingerprint(trunk)
+
+
+def test_prepared_trunk_is_tuned_on_prepared_images(trunk):
+    images, prepare = noise(4, 48, 48), Preparation(32, **PREPARE)
+    ours, plain = (
+        tuned_trunk(each, fp.tuning.norms) for each in (prepared_trunk(trunk, prepare), trunk)
+    )
+    assert [*fp.snapshot(ours.trainable)] == [*fp.snapshot(plain.trainable)] != []
+    with torch.no_grad():
+        for each in (ours, plain):
+            next(each.trainable.parameters()).add_(0.5)
+    found = [fp.encode_prompted(ours, images), fp.encode_prompted(plain, prepare(images))]
+    assert torch.equal(found[0].pooled, found[1].pooled)
+    assert not torch.equal(found[0].pooled, fp.encode_prompted(trunk, prepare(images)).pooled)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

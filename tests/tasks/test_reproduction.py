@@ -14,11 +14,11 @@ from fabricated import fabricate, unchecked
 from fedprompt.methods import METHODS
 from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
-from tasks.borders import PixelTrunk
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine, Trial
 from tasks.division import fewer
 from tasks.epochs import EpochFederation
+from tasks.networks import Convolutional
 from tasks.pipeline import flipped
 from tasks.reproduction import PaperVits, Stored
 from tasks.sets import Images, ImageSet
@@ -125,7 +125,8 @@ def pixel_trunk(width):
     network = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveMaxPool2d(1))
     network.append(nn.Flatten())
     border = partial(fp.PadPrompts, SIDE, padding=2)
-    return PixelTrunk(fp.freeze(network).eval(), width, lambda images: images / 255, border)
+    frozen = fp.freeze(network).eval()
+    return Convolutional(lambda images: images / 255, width, border, frozen)
 
 
 def federation(trunks, sizes=(5, 7), **fields):

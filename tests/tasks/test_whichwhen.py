@@ -9,6 +9,7 @@ from tasks.runs import Cell
 
 HEAD, SCAFFOLD = "Head tuning", "SCAFFOLD"
 (HEAD_ROW,) = (row for row in whichwhen.ROWS if row.title == HEAD)
+LORA_ROW = whichwhen.ROWS[0]
 
 
 def seeds(*own, sent=0):
@@ -41,15 +42,16 @@ def test_each_folder_is_a_client_with_its_test_images(tmp_path):
     trial = whichwhen.make("yours", HEAD_ROW, seed=0, machine=machine, validate=False)
     assert trial.mixes.tolist() == [[12, 12, 0, 0], [0, 0, 18, 18]]
     assert trial.test_cells.bincount().tolist() == [2, 2, 2, 2]
-    found = runs.run(Cell("which-when", "yours", HEAD_ROW, 0, None, machine))
-    assert 0 <= found["own"] <= 1
+    for row in (HEAD_ROW, LORA_ROW):
+        found = runs.run(Cell("which-when", "yours", row, 0, None, machine))
+        assert 0 <= found["own"] <= 1
     trial = whichwhen.make("yours", HEAD_ROW, seed=0, machine=machine, validate=True)
     tested, trained = (
         {tuple(image[:2, 0, 0].tolist()) for image in side}
         for side in (trial.test, trial.federation.inputs)
     )
     assert not tested & trained
-    assert len(trial.test) == 15
+    assert trial.test_cells.bincount().tolist() == [3, 3, 4, 4]  # a quarter of 12 and of 18
 
 
 def test_folders_without_clients_are_refused(tmp_path):
@@ -66,7 +68,7 @@ def test_a_network_must_be_named():
 def test_a_missing_package_stops_before_the_other_rows(monkeypatch):
     monkeypatch.setattr(whichwhen, "find_spec", lambda name: None)
     with pytest.raises(TaskError, match="The row FedLoRA needs PEFT"):
-        whichwhen.make("example", whichwhen.ROWS[0], seed=0, machine=Machine(), validate=True)
+        whichwhen.make("example", LORA_ROW, seed=0, machine=Machine(), validate=True)
 
 
 def test_few_seeds_recommend_nothing():

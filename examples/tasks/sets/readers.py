@@ -20,7 +20,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
-from tasks.core import Images
+from tasks.core import Images, held_out
 
 MANY = 1000
 """Number of images from which on worker processes decode."""
@@ -114,17 +114,8 @@ def words(names: Sequence[str]) -> tuple[str, ...]:
 
 def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
     """Hold out a fifth of each class for testing, drawn with seed 0."""
-    labels = torch.as_tensor(dataset.targets)
-    generator = torch.Generator().manual_seed(0)
-    train, test = [], []
-    for label in labels.unique():
-        images = (labels == label).nonzero()[:, 0]
-        images = images[torch.randperm(len(images), generator=generator)]
-        count = int(len(images) * 0.8 + 1e-6)
-        train.append(images[:count])
-        test.append(images[count:])
-    sides = (torch.cat(parts).sort().values.tolist() for parts in (train, test))
-    return tuple(Subset(dataset, positions) for positions in sides)
+    tested = held_out(torch.as_tensor(dataset.targets), 0.2, np.random.default_rng(0))
+    return tuple(Subset(dataset, side.nonzero()[:, 0].tolist()) for side in (~tested, tested))
 
 
 def is_image(path: str) -> bool:
@@ -189,10 +180,8 @@ def decoded_sides(
     train: Sequence[Dataset], test: Sequence[Dataset], base: Path, name: str, size: int
 ) -> tuple[Images, Images]:
     """Decode the training and the test images of each domain."""
-    return (
-        decoded(train, base, f"{name}-train", size=size),
-        decoded(test, base, f"{name}-test", size=size),
-    )
+    sides = {"train": train, "test": test}
+    return tuple(decoded(sides[side], base, f"{name}-{side}", size=size) for side in sides)
 
 
 def _decode(dataset: ConcatDataset, path: Path) -> None:
