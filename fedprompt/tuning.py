@@ -25,7 +25,7 @@ _PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
 def lora(
     model: _Model, *, rank: int, generator: torch.Generator | None = None
 ) -> tuple[_Model, list[nn.Parameter]]:
-    r"""Add LoRA to the query, key and value projections of all attention layers.
+    r"""Add LoRA to the query, key and value projections of all blocks.
 
     A projection W becomes :math:`W + B A`. A is drawn at random and B is zero, so the copy computes
     the same features at first. The product is not scaled, as with ``lora_alpha=rank`` in PEFT.
@@ -43,8 +43,9 @@ def lora(
         Copy of the model, and its factors A and B.
 
     Raises:
-        ValueError: If the model has no such projections, as models with ``nn.MultiheadAttention``,
-            or reads their weights without calling them, so that LoRA would have no effect.
+        ValueError: If the model has LoRA already. If it has no such projections, as models with
+            ``nn.MultiheadAttention``, or reads their weights without calling them, so that LoRA
+            would have no effect.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -59,6 +60,8 @@ def lora(
     check.module("model", model)
     check.count("rank", rank)
     check.initial_generator(generator)
+    if adapted := [name for name, _ in model.named_parameters() if ".lora_" in name]:
+        raise check.wrong("model", "have no LoRA yet; merge it first", adapted[0])
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear]
     found = [name for name in linear if name.split(".")[-1] in _PROJECTIONS]
     if not found:
@@ -117,7 +120,8 @@ def adapters(
     tuned = copy.deepcopy(model)
     parameters: list[nn.Parameter] = []
     with _drawing(generator):
-        for block in list(tuned.modules()):  # blocks may share an MLP, and have their own adapters
+        # Blocks may share an MLP, and have their own adapters.
+        for block in [part for part in tuned.modules() if type(part) is not _Adapted]:
             mlp = dict(block.named_children()).get("mlp", nn.Identity())
             linear = next((part for part in mlp.modules() if isinstance(part, nn.Linear)), None)
             if linear is not None:
@@ -196,8 +200,7 @@ class _Adapted(nn.Module):
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         tokens: Tensor = self.mlp(*inputs, **options)
-        adapted: Tensor = tokens + self.adapter(tokens)
-        return adapted
+        return torch.add(tokens, self.adapter(tokens))
 
 
 def _trained(model: Any, chosen: list[nn.Parameter], rule: str) -> tuple[Any, list[nn.Parameter]]:

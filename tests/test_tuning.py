@@ -105,6 +105,16 @@ def test_blocks_that_share_an_mlp_have_their_own_adapters():
     assert list(map(id, parameters)) == list(map(id, expected))
 
 
+def test_a_model_with_adapters_gets_one_more_behind_each_mlp():
+    _, parameters = adapters(ADAPTERS(tiny_vit(depth=2))[0], width=2)
+    assert [len(parameter) for parameter in parameters] == [2, 2, 12, 12] * 2
+
+
+def trunk_in_bfloat16():
+    model = tiny_vit().bfloat16()
+    return fp.vit_trunk(model, trainable=[model.norm])
+
+
 def norms_alone():
     return nn.Sequential(nn.LayerNorm(2, bias=False))
 
@@ -114,6 +124,8 @@ lora(open_clip_tower(), rank=1) -> ValueError: `model` must have linear layers n
 lora(build(row_named("eva02_tiny_patch14_224")), rank=1) -> ValueError: `model` must call its proj
 lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
 lora(tiny_vit(), rank=1, generator=3) -> TypeError: `generator` must be a torch.Generator; got 3
+lora(LORA(tiny_vit())[0], rank=1) -> ValueError: `model` must have no LoRA yet; merge it first
+trunk_in_bfloat16() -> ValueError: `trainable` must be in float32 or float64, because half precision
 adapters(norms_alone(), width=1) -> ValueError: `model` must have modules named mlp with linear
 adapters(tiny_vit(), width=0) -> ValueError: `width` must be at least 1; got 0
 norms(nn.Linear(2, 2)) -> ValueError: `model` must have normalization layers; got Linear.

@@ -67,7 +67,7 @@ def together(
 
 def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Average of normalization layers and heads."""
-    model = setting.new_model(prompts=lambda trunk: None, tune=fp.tuning.norms)
+    model = setting.new_model(tune=fp.tuning.norms)
     return together(model, learning_rate, lambda data: data.num_examples)
 
 
@@ -75,7 +75,7 @@ def tuned_alone(
     tune: Tune, times: int, setting: VitSetting, *, learning_rate: float = 1e-2
 ) -> fp.Method:
     """Parameters of the network, and a head, on each client alone."""
-    model = setting.new_model(prompts=lambda trunk: None, tune=tune)
+    model = setting.new_model(tune=tune)
     return apart(together(model, learning_rate, times=times))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, fedavg_client
 
 
 class _ConditionalText(ClipModel):
@@ -53,12 +53,4 @@ class _ConditionalText(ClipModel):
 def cocoop(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """CoCoOp (averaged)."""
     model = setting.seeded(_ConditionalText, setting)
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for tokens, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(tokens), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    return averaged(model, fedavg_client(model, learning_rate))

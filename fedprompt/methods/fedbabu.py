@@ -24,7 +24,7 @@ from fedprompt.methods.setting import VitSetting, averaged, take_step
 @register("FedBABU", **PERSONALIZED, search=LEARNING_RATE)
 def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedBABU."""
-    model = setting.new_model()
+    model = setting.new_model(prompts=setting.deep_prompts)
     head = fp.snapshot(model, only=["head"])
 
     def fit(data, rounds):

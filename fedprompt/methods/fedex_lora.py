@@ -21,6 +21,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+import fedprompt._checks as check
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, averaged, broadcast, take_step
 
@@ -41,9 +42,8 @@ def fedex_lora(
     residual_rank: int | None = None,
 ) -> fp.Method:
     """FedEx-LoRA."""
-    model = setting.new_model(
-        prompts=lambda trunk: None, tune=lambda model: _with_weights(model, rank)
-    )
+    check.optional(check.count, "residual_rank", residual_rank)
+    model = setting.new_model(tune=lambda model: _with_weights(model, rank))
     first = fp.snapshot(model)
     pairs = {}
     for weight in (name for name in first if name.endswith("base_layer.weight")):

@@ -16,24 +16,14 @@ above, float64, largest difference 2.2e-16 (2026-11).
 
 from functools import partial
 
-import torch.nn.functional as F
-
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 
 @register("FedLoRA", families=("one model",), search=LEARNING_RATE)
 def fedlora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) -> fp.Method:
     """FedAvg of LoRA."""
     tune = partial(fp.tuning.lora, rank=rank)
-    model = setting.new_model(prompts=lambda trunk: None, tune=tune)
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    model = setting.new_model(tune=tune)
+    return averaged(model, fedavg_client(model, learning_rate))

@@ -17,12 +17,11 @@ largest difference 1.0e-14 (2026-11).
 from typing import Any
 
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
+from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, fedavg_client
 
 
 class _Coupled(LayeredClip):
@@ -48,12 +47,4 @@ class _Coupled(LayeredClip):
 def fedmaple(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """FedMaPLe."""
     model = setting.seeded(_Coupled, setting)
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    return averaged(model, fedavg_client(model, learning_rate))

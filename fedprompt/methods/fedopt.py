@@ -18,11 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 _RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
 
@@ -59,13 +58,5 @@ def _optimized(
 ) -> fp.Method:
     """Make FedAvg whose server takes the steps of `update`."""
     model = setting.new_model()
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
     server = fp.averaging_server(fp.snapshot(model), update)
-    return averaged(model, train, server=server)
+    return averaged(model, fedavg_client(model, learning_rate), server=server)

@@ -20,7 +20,7 @@ from fedprompt.methods.setting import VitSetting, averaged, take_step
 @register("FedPer", **PERSONALIZED, search=LEARNING_RATE)
 def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedPer."""
-    model = setting.new_model()
+    model = setting.new_model(prompts=setting.deep_prompts)
     first = fp.snapshot(model)
 
     def train(data, answer, state):

@@ -36,7 +36,7 @@ def _null_space(tokens: Tensor, share: float) -> Tensor:
 @register("FedPR", families=("one model",), search=LEARNING_RATE | {"share": [0.5, 0.8, 0.9]})
 def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.8) -> fp.Method:
     """FedPR."""
-    model = setting.new_model(prompts=lambda trunk: fp.DeepPrompts(setting.num_prompts, trunk))
+    model = setting.new_model(prompts=setting.deep_prompts)
     tokens = model.get_parameter("prompts.tokens")
 
     def train(data, answer, state):

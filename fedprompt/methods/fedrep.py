@@ -24,7 +24,7 @@ from fedprompt.methods.setting import VitSetting, averaged, take_step
 @register("FedRep", **PERSONALIZED, search=LEARNING_RATE)
 def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedRep."""
-    model = setting.new_model()
+    model = setting.new_model(prompts=setting.deep_prompts)
     first = fp.snapshot(model)
 
     def train(data, answer, state):

@@ -12,34 +12,20 @@ Deviations: none.
 Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 """
 
-import torch.nn.functional as F
-
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import PromptedModel, VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 
 @register("FedVPT", families=("one model",), search=LEARNING_RATE)
 def fedvpt(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedVPT: prompts before the first layer."""
     model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
-    return _fedavg(setting, model, learning_rate)
+    return averaged(model, fedavg_client(model, learning_rate))
 
 
 @register("FedVPT-D", families=("one model",), search=LEARNING_RATE)
 def fedvpt_d(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedVPT-D: prompts before every layer."""
-    return _fedavg(setting, setting.new_model(), learning_rate)
-
-
-def _fedavg(setting: VitSetting, model: PromptedModel, learning_rate: float) -> fp.Method:
-    """Make FedAvg of a model."""
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    model = setting.new_model()
+    return averaged(model, fedavg_client(model, learning_rate))

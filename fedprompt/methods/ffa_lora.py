@@ -16,11 +16,10 @@ authors was not available, with the deviations above, float64, largest differenc
 """
 
 import torch.nn as nn
-import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 
 def _only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
@@ -34,13 +33,5 @@ def _only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]
 @register("FFA-LoRA", families=("one model",), search=LEARNING_RATE)
 def ffa_lora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) -> fp.Method:
     """FFA-LoRA."""
-    model = setting.new_model(prompts=lambda trunk: None, tune=lambda model: _only_b(model, rank))
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    model = setting.new_model(tune=lambda model: _only_b(model, rank))
+    return averaged(model, fedavg_client(model, learning_rate))

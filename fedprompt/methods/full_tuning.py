@@ -12,11 +12,9 @@ Compared: its definition, since it has no other source, float64, largest differe
 
 import copy
 
-import torch.nn.functional as F
-
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 
 @register("Full tuning", families=("one model",), search={"learning_rate": (1e-4, 1e-2)})
@@ -27,13 +25,5 @@ def full_tuning(setting: VitSetting, *, learning_rate: float = 1e-3) -> fp.Metho
         network = copy.deepcopy(frozen)
         return network, list(network.parameters())
 
-    model = setting.new_model(prompts=lambda trunk: None, tune=tune)
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    model = setting.new_model(tune=tune)
+    return averaged(model, fedavg_client(model, learning_rate))

@@ -9,23 +9,13 @@ Deviations: none.
 Compared: its definition, since it has no paper, float64, largest difference 1.1e-16 (2026-11).
 """
 
-import torch.nn.functional as F
-
 import fedprompt as fp
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
 
 
 @register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})
 def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Method:
     """Head tuning."""
     model = setting.new_model(prompts=lambda trunk: None)
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(images), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    return averaged(model, fedavg_client(model, learning_rate))

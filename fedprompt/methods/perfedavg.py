@@ -77,7 +77,8 @@ def _adapt(
     """Return the parameters of a model after one gradient step."""
     parameters = dict(model.named_parameters())
     loss = F.cross_entropy(model(images), labels)
-    gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=exact)
+    options = {"create_graph": exact, "materialize_grads": True}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), **options)
     return {
         name: parameter - inner_rate * gradient
         for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)

@@ -44,7 +44,7 @@ def pfedme(
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        local = answer
+        local = personal = answer
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             for _ in range(inner_steps):

@@ -11,23 +11,13 @@ Compared: equations of the paper, with the text encoder of KaiyangZhou/CoOp ff61
 largest difference 3e-15 (2026-11).
 """
 
-import torch.nn.functional as F
-
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged, take_step
+from fedprompt.methods.setting import ClipSetting, averaged, fedavg_client
 
 
 @register("PromptFL", families=("CLIP",), search=LEARNING_RATE)
 def promptfl(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL."""
     model = setting.new_model()
-
-    def train(data, answer, state):
-        fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for tokens, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(tokens), labels))
-        return fp.collect(model, weight=data.num_examples), state
-
-    return averaged(model, train)
+    return averaged(model, fedavg_client(model, learning_rate))

@@ -49,7 +49,8 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             for name, parameter in model.named_parameters():
-                parameter.grad += c[name] - c_i[name]
+                if parameter.grad is not None:
+                    parameter.grad += c[name] - c_i[name]
             optimizer.step()
         moved = fp.delta(fp.collect(model, weight=1.0), answer)
         changes = _control_changes(moved, c, -1 / (data.steps * learning_rate))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._checks as check
+from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import TrainableTrunk, Trunk
 from fedprompt.rounds import load_optimizer, optimizer_state
 
@@ -45,6 +46,7 @@ __all__ = [
     "averaged",
     "broadcast",
     "check_inputs",
+    "fedavg_client",
     "known_rows",
     "prototypes",
     "take_step",
@@ -394,7 +396,7 @@ class PromptedModel(nn.Module):
     """Prompts and a linear head on a frozen trunk, which is shared and has no part in messages.
 
     Args:
-        trunk: Vision transformer. Its trained parameters, if it has some, are parts of messages.
+        trunk: Frozen vision transformer.
         num_classes: Number of classes.
         num_features: Width of the features, by a learned projection. If None, features are those
             of the trunk.
@@ -452,6 +454,21 @@ def averaged(
 
     server = server or fp.averaging_server(fp.snapshot(model, only=shared))
     return fp.Method(train, server, predict or loaded, form=form)
+
+
+def fedavg_client(
+    model: nn.Module, learning_rate: float
+) -> Callable[[ClientData, fp.interfaces.Message, fp.interfaces.State], Any]:
+    """Make the client of FedAvg, which takes a step on each batch and sends what it trained."""
+
+    def train(data: ClientData, answer: Any, state: Any) -> Any:
+        fp.load_values(model, answer)
+        optimizer = data.optimizer(model, learning_rate)
+        for inputs, labels in data.batches():
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
+        return fp.collect(model, weight=data.num_examples), state
+
+    return train
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -602,6 +619,11 @@ class VitSetting(Setting):
         super().__post_init__()
         check.sequence("trunks", self.trunks, "trunks")
         check.some("trunks", self.trunks, "have at least one trunk")
+        check.optional(check.function, "tune", self.tune)
+        trunks = [trunk for trunk in self.trunks if isinstance(trunk, FrozenTrunk)]
+        if any([*trunk.trainable.parameters()] for trunk in trunks):
+            rule = "be frozen, because `tune` says what clients train"
+            raise check.wrong("trunks", rule, "a trunk with trained parameters")
 
     @property
     def trunk(self) -> Trunk:
@@ -637,10 +659,10 @@ class VitSetting(Setting):
             client: Id of the client that owns the model; it decides the trunk. If None, all
                 clients share the model.
             prompts: Function from the trunk to a module of prompts. For a model without prompts,
-                ``lambda trunk: None``. If None, deep prompts, or the parameters of the setting.
+                ``lambda trunk: None``. If None, deep prompts, and with `tune` no prompts.
             tune: Function from the model of the trunk to a copy and its trained parameters, such as
-                :func:`fedprompt.tuning.norms`. They are the part "tuned" of the model. If None, the
-                trunk is frozen and shared.
+                :func:`fedprompt.tuning.norms`. They are the part "tuned" of the model. If None,
+                that of the setting; without one, the trunk is frozen and shared.
 
         Raises:
             ValueError: If no client is named, and there are several trunks.
@@ -649,8 +671,8 @@ class VitSetting(Setting):
         if self.tune is not None:
             if prompts is not None or tune is not None:
                 raise check.wrong("tune", "be None for a method with parts of its own", self.tune)
-            prompts, tune = (lambda trunk: None), self.tune
-        make = prompts or (lambda trunk: fp.DeepPrompts(self.num_prompts, trunk))
+            tune = self.tune
+        make = prompts or (self.deep_prompts if tune is None else lambda trunk: None)
 
         def drawn() -> PromptedModel:
             kind = self.model_class(trunk)
@@ -664,6 +686,10 @@ class VitSetting(Setting):
 
         return self.seeded(drawn)
 
+    def deep_prompts(self, trunk: Trunk) -> fp.DeepPrompts:
+        """Make prompts for all blocks of a trunk, for methods that need prompts."""
+        return fp.DeepPrompts(self.num_prompts, trunk)
+
 
 def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
     """Make a trunk of a copy of a trunk's model, with trained parameters.
@@ -672,9 +698,11 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
     """
     if hasattr(trunk, "tuned"):
         return cast(TrainableTrunk, trunk.tuned(tune))
-    if not isinstance(getattr(trunk, "model", None), nn.Module):
+    if not isinstance(trunk, FrozenTrunk):
         raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
     model, parameters = tune(trunk.model)
+    if model is trunk.model:
+        raise check.wrong("tune", "return a copy of the model", "the model itself")
     return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 

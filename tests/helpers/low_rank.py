@@ -16,7 +16,7 @@ ONE_ROUND = {"rounds": 1, "cohort_size": 5, "make_optimizer": torch.optim.SGD}
 def initial(federation, *, rank=2):
     """Return the head's weight and bias, and A and B of each layer, as the methods draw them."""
     tune = partial(tuning.lora, rank=rank)
-    model = federation.new_model(prompts=lambda trunk: None, tune=tune)
+    model = federation.new_model(tune=tune)
     return list(fp.snapshot(model).values())
 
 

@@ -37,8 +37,10 @@ def test_fedvpt_d_of_a_setting_with_lora_is_fedlora():
     assert_same(*values)
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedpr", "fedvpt", "fedlora", "sgpt"])
+@pytest.mark.parametrize(
+    "name", ["fedbabu", "fedper", "fedpr", "fedrep", "fedvpt", "fedex_lora", "full_tuning", "sgpt"]
+)
 def test_methods_that_name_prompts_or_choose_parts_refuse_a_setting_with_others(name):
     tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
-    with pytest.raises(ValueError, match=r"`(only|tune)` must"):
+    with pytest.raises(ValueError, match="`tune` must be None for a method with parts of its own"):
         last(METHODS[name].make, tuned)

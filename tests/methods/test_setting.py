@@ -6,7 +6,9 @@ import torch
 
 import tiny_federations as tiny
 from fedprompt import methods
-from fedprompt.methods import ClientData, Federation, Setting
+from fedprompt.methods import METHODS, ClientData, Federation, Setting
+from fedprompt.methods.setting import tuned_trunk
+from fedprompt.tuning import norms
 from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -66,6 +68,30 @@ def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
     return Federation(setting() if of is None else of, inputs, labels, shards)
 
 
+LAYER = torch.nn.Linear(2, 2)  # with a `model`, as a trunk of one's own has
+LAYER.model = torch.nn.Identity()
+
+
+def trained():
+    return tuned_trunk(tiny.trunk(8), norms)
+
+
+def itself(model):
+    return model, []
+
+
+@pytest.mark.parametrize("name", ["scaffold", "perfedavg"])
+def test_trained_parameters_that_have_no_gradient_stay_as_they_are(name):
+    def tune(model):
+        tuned, parameters = norms(model)
+        tuned.unused = torch.nn.Parameter(torch.ones(2))
+        return tuned, [*parameters, tuned.unused]
+
+    found = tiny.parameters(tiny.last(METHODS[name].make, tiny.vit_federation(tune=tune)), 0)
+    assert found.pop("tuned.unused").tolist() == [1, 1]
+    assert all(value.isfinite().all() for value in found.values())
+
+
 REFUSED = """
 call({}) -> TypeError: `setting` must be a Setting, such as VitSetting
 call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by positions
@@ -85,6 +111,11 @@ tiny.clip_federation(batch_size=0) -> ValueError: `batch_size` must be at least 
 tiny.clip_federation(num_classes=2) -> ValueError: `class_names` must have a name for each of 2
 setting(rounds=2.5) -> TypeError: `rounds` must be an integer; got 2.5
 tiny.vit_federation(trunks=[]) -> ValueError: `trunks` must have at least one trunk; got none
+tiny.vit_federation(trunks=[trained()]) -> ValueError: `trunks` must be frozen, because `tune` says
+tiny.vit_federation(tune=3) -> TypeError: `tune` must be a function; got 3
+tiny.vit_federation(tune=itself).new_model() -> ValueError: `tune` must return a copy of the model
+tuned_trunk(LAYER, itself) -> TypeError: `trunks` must be made by vit_trunk to be tuned; got a Lin
+methods.fedex_lora(tiny.vit_federation(), residual_rank=0) -> ValueError: `residual_rank` must be at
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
 methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
 """

@@ -1,7 +1,7 @@
 """Parts of open_clip's text towers."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -45,20 +45,17 @@ class OpenClipText:
     @property
     def positions(self) -> Tensor:
         """Embeddings (context_length, dim) of the positions."""
-        positions: Tensor = self._text.positional_embedding
-        return positions
+        return cast(Tensor, self._text.positional_embedding)
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the tokens in the blocks."""
-        dtype: torch.dtype = self._text.transformer.get_cast_dtype()
-        return dtype
+        return cast(torch.dtype, self._text.transformer.get_cast_dtype())
 
     @property
     def mask(self) -> Tensor | None:
         """Additive mask of whole sentences, if there is one."""
-        mask: Tensor | None = self._text.attn_mask
-        return mask
+        return cast(Tensor | None, self._text.attn_mask)
 
     def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
         """Run one block, and return the tokens `read`, all if it is None."""
@@ -76,8 +73,7 @@ class OpenClipText:
         if projection is None:
             return pooled
         is_module = isinstance(projection, nn.Module)
-        projected: Tensor = projection(pooled) if is_module else pooled @ projection
-        return projected
+        return cast(Tensor, projection(pooled) if is_module else pooled @ projection)
 
 
 def _text_of(clip_model: nn.Module) -> Any:
@@ -112,5 +108,4 @@ def _reason_to_refuse(text: Any, *, separate: bool) -> str | None:
 
 
 def _pool_type(text: Any) -> str:
-    name: str = text.text_pool_type if hasattr(text, "text_pool_type") else text.pool_type
-    return name
+    return cast(str, text.text_pool_type if hasattr(text, "text_pool_type") else text.pool_type)
