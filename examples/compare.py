@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 import tasks
 from tasks import estimate, papers, ranks, records, runs, tables, verify
-from tasks.core import Machine, Row, Task, TaskError
+from tasks.core import HEAD_RATE, Machine, Row, Task, TaskError
 from tasks.runs import Cell
-from tasks.tuning import TUNING_SEED, neighbor
+from tasks.tuning import TUNING_SEED, neighbor, two_rates
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             verify_settings(args)
         else:
             compare(args)
-    except TaskError as error:
+    except (TaskError, OSError) as error:
         print(f"compare.py: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -71,8 +71,8 @@ def flags() -> argparse.ArgumentParser:
     add("--methods", help="names, or FILE:NAME for your own, separated by commas")
     add("--rows", help="titles of rows, separated by semicolons")
     add("--partitions", help="names, separated by commas")
-    add("--seeds", type=int, default=5, help="number of seeds, from 0 on")
-    add("--workers", type=int, default=2, help="number of processes")
+    add("--seeds", type=count, default=5, help="number of seeds, from 0 on")
+    add("--workers", type=count, default=2, help="number of processes")
     add("--device", default="cpu")
     add("--root", type=Path, default=Path(), help="folder of data sets")
     add("--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm")
@@ -87,6 +87,13 @@ def flags() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("out"), help="folder of the tables")
     add("--records", type=Path, help="OUT/records, or the committed ones with --check or --tables")
     return parser
+
+
+def count(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {text}")
+    return int(text)
 
 
 def _share(text: str) -> float:
@@ -117,7 +124,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 def compare(args: argparse.Namespace) -> None:
     """Tune and run the rows of a task, and print and write its tables."""
-    task, name = tasks.TASKS[args.task], named_records(args)
+    name = named_records(args)
+    task = shown(args.task, name)
     path = args.records / f"{name}.jsonl"
     found = []
     for partition in named("partitions", args.partitions, list(task.partitions)):
@@ -136,6 +144,14 @@ def compare(args: argparse.Namespace) -> None:
         return
     tables.save_all(found, name, task, args.out)
     print(f"\nTables and figures: {args.out}/")
+
+
+def shown(name: str, stem: str) -> Task:
+    """Return a task for its tables; those of default values say so, and recommend nothing."""
+    task = tasks.TASKS[name]
+    if stem == name:
+        return task
+    return replace(task, title=f"{task.title} ({stem.removeprefix(f'{name}-')})", advice=None)
 
 
 def named_records(args: argparse.Namespace) -> str:
@@ -200,7 +216,8 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
             if task.family(partition) not in entry.families:
                 rule = f"be of the family {task.family(partition)!r}"
                 raise TaskError(f"`--methods` must {rule}; got {name!r}.")
-            rows.append(Row(entry.title, function, entry.defaults))
+            row = Row(entry.title, function, entry.defaults)
+            rows.append(two_rates(row) if any(HEAD_RATE in each.values for each in rows) else row)
             names[place] = function
     if names:
         methods = list(dict.fromkeys(str(row.method) for row in rows))
@@ -268,7 +285,7 @@ def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
     for name in names:
         for stem in (name, f"{name}-defaults"):
             if found := list(runs.load(args.records / f"{stem}.jsonl").values()):
-                tables.save_all(found, stem, tasks.TASKS[name], args.out)
+                tables.save_all(found, stem, shown(name, stem), args.out)
 
 
 def check(args: argparse.Namespace, names: Sequence[str]) -> None:
@@ -287,7 +304,7 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
             break
         try:
             again = records.origin() | records.rounded(runs.run(cell))
-        except TaskError as error:
+        except (TaskError, OSError) as error:
             print(f"not run: {cell.task}, {error}")
             continue
         done += 1

@@ -160,6 +160,7 @@ LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for ran
 LONGEST = "LoRA, rank 4 (local), three times as long"
 LONG = partial(LORA, 3)
 PFEDME, FEDCLIP = METHODS["pfedme"], METHODS["fedclip"]
+ADAPTER = "FedCLIP's adapter (local)"
 CONTROLS = {
     entry.name: entry
     for entry in (
@@ -173,14 +174,7 @@ CONTROLS = {
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
-        _entry(
-            "adapter_alone",
-            "FedCLIP's adapter (local)",
-            adapter_alone,
-            "CLIP",
-            ALONE,
-            **FEDCLIP.search,
-        ),
+        _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE, **FEDCLIP.search),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
         _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),

@@ -76,11 +76,14 @@ class Images(NamedTuple):
 
 
 def held_out(cells: Tensor, share: float, generator: np.random.Generator) -> Tensor:
-    """Draw a share of the images of each cell, and return for each image whether it is drawn."""
+    """Draw a share of the images of each cell, and return for each image whether it is drawn.
+
+    Of two images or more, at least one is drawn.
+    """
     drawn = torch.zeros(len(cells), dtype=torch.bool)
     for cell in cells.unique():
         places = generator.permutation((cells == cell).nonzero()[:, 0])
-        drawn[places[: round(share * len(places))]] = True
+        drawn[places[: max(len(places) > 1, round(share * len(places)))]] = True
     return drawn
 
 
@@ -233,6 +236,7 @@ class Task:
         bound: Largest difference of an accuracy between two processors, measured.
         choices: Function from a partition to choices that its paper leaves open.
         advice: Function (records, partition) -> a recommendation, or None.
+        inputs: Function (partition, machine) -> fields of a record that tell its data from others.
     """
 
     title: str
@@ -253,6 +257,7 @@ class Task:
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
     advice: Callable[[Sequence[Mapping[str, Any]], str], str] | None = None
+    inputs: Callable[[str, Machine], Mapping[str, Any]] = lambda partition, machine: {}
 
 
 COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}

@@ -9,13 +9,6 @@ from fedprompt.methods import VitSetting
 from fedprompt.methods.setting import PromptedModel
 
 
-def marked(model: PromptedModel) -> PromptedModel:
-    """Mark the projection and the head of a model."""
-    for parameter in (*model.projection.parameters(), *model.head.parameters()):
-        parameter.of_head = True
-    return model
-
-
 @dataclass(kw_only=True)
 class HeadSetting(VitSetting):
     """Setting whose clients train projections and heads with another learning rate.
@@ -28,7 +21,10 @@ class HeadSetting(VitSetting):
 
     def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model whose projection and head are marked."""
-        return marked(super().new_model(client, **options))
+        model = super().new_model(client, **options)
+        for parameter in (*model.projection.parameters(), *model.head.parameters()):
+            parameter.of_head = True
+        return model
 
     def optimizer(self, parameters: Any, learning_rate: float, server_round: int = 0) -> Any:
         """Make the optimizer of a client, with a group of projections and heads."""

@@ -50,13 +50,14 @@ class Cell:
         """Return the fields that a cell and its record have in common."""
         where = self.task, self.partition, self.row.title, self.seed, self.trial
         named = dict(zip(records.NAMED, (*where, dict(self.row.values)), strict=True))
+        named |= tasks.TASKS[self.task].inputs(self.partition, self.machine)
         return named | ({} if self.machine.shrink == 1 else {"shrink": self.machine.shrink})
 
 
 def key(record: Mapping[str, Any]) -> str:
     """Return the fields that identify a cell."""
     fields = [record[name] for name in records.NAMED]
-    return json.dumps([*fields, record.get("shrink", 1)], sort_keys=True)
+    return json.dumps([*fields, record.get("shrink", 1), record.get("inputs")], sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any]) -> str:
@@ -132,7 +133,7 @@ def run_all(
     for _ in range(len(cells) - len(missing)):
         finished_cell()
     for cell, result in _results(missing, workers, finished_round):
-        if isinstance(result, TaskError):
+        if isinstance(result, TaskError | OSError):
             raise result  # a file is missing, for the other cells, too
         diverged = isinstance(result, ValueError) and "must be finite" in str(result)
         if isinstance(result, Exception) and not (diverged and cell.trial is not None):

@@ -37,8 +37,8 @@ def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
     for record in sorted(found, key=lambda record: record["seed"]):
         if record["partition"] == partition and record["trial"] is None:
             seeds = by_row.setdefault(record["row"], [])
-            if seeds and seeds[0].get("values") != record.get("values"):
-                what = f"Seeds of {record['row']!r} in {partition!r} have different values"
+            if any(seeds and seeds[0].get(of) != record.get(of) for of in ("values", "inputs")):
+                what = f"Seeds of {record['row']!r} in {partition!r} differ in values or inputs"
                 raise TaskError(f"{what}: delete the records of one choice.")
             seeds.append(record)
     return by_row
@@ -334,4 +334,4 @@ def differences(record: Record, again: Record, task: Task) -> list[str]:
     return sorted(found)
 
 
-UNCOMPARED = {*NAMED, "shrink", "commit", "version", "torch", "processor", "date"}
+UNCOMPARED = {*NAMED, "shrink", "inputs", "commit", "version", "torch", "processor", "date"}

@@ -4,10 +4,12 @@ With ``--root FOLDER``, each folder in it is a client with ``train/CLASS/*`` and
 ``--weights NAME=FILE`` names a vision transformer of timm; ``--pretrained`` downloads DINOv2 ViT-S.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from tasks.heads import HeadSetting
 from tasks.photos import DINO
 from tasks.pipeline import Preparation, prepared_trunk
 from tasks.records import Record
-from tasks.sets.readers import class_folders, decoded_sides
+from tasks.sets.readers import ClassFolders, decoded_sides
 from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
@@ -45,10 +47,9 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     if partition == "example":
         where = {"seed": seed, "machine": machine, "validate": validate}
         return digits.make(partial(digits.vits, "S"), "domains", row, **where)
-    train, test = read(machine.root)
-    num_classes = 1 + int(train.labels.max())
-    if validate:  # a quarter of the training images of each client and class is for testing
-        tested = core.held_out(train.cells(num_classes), 0.25, np.random.default_rng(seed))
+    train, test, num_classes = read(machine.root)
+    if validate:  # a quarter of the training images of each client is for testing
+        tested = core.held_out(train.domains, 0.25, np.random.default_rng(seed))
         train, test = train.at(~tested), train.at(tested)
     count = 1 + int(train.domains.max())
     budget = {"rounds": 10 if validate else 20, "steps": 10, "cohort_size": count, "batch_size": 32}
@@ -58,49 +59,80 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
 
 
-def read(root: Path) -> tuple[Images, Images]:
-    """Read the training and test images of all clients, with the client as domain.
+LEAST = {"train": 2, "test": 1}
+"""Smallest number of images of a client on each side."""
+
+
+def folders(root: Path) -> list[list[ClassFolders]]:
+    """Return the folders of training images of all clients, and those of test images.
+
+    A client may lack some of the classes.
 
     Raises:
-        TaskError: If no folder is that of a client.
+        TaskError: If there is no client, or a client has too few images.
     """
-    sides = "train", "test"
-    clients = [
-        path for path in sorted(root.glob("*")) if all((path / side).is_dir() for side in sides)
-    ]
-    if not clients:
+    clients = sorted({path.parent for side in LEAST for path in root.glob(f"[!.]*/{side}")})
+    paths = [path for side in LEAST for path in root.glob(f"[!.]*/{side}/[!.]*")]
+    classes = sorted({path.name for path in paths if path.is_dir()})
+    if not classes:
         rule = "have a folder for each client, with train/CLASS/* and test/CLASS/*"
         raise TaskError(f"`--root` must {rule}; got {root}.")
-    try:
-        first = class_folders(clients[0] / "train", SIZE).classes
-        parts = [
-            [class_folders(client / side, SIZE, classes=first) for client in clients]
-            for side in sides
-        ]
-    except (FileNotFoundError, ValueError) as error:  # an empty class, or other classes
-        raise TaskError(str(error)) from error
-    return decoded_sides(*parts, root, "clients", SIZE)
+    sides = [[ClassFolders(client / side, SIZE, classes) for client in clients] for side in LEAST]
+    for folder in (*sides[0], *sides[1]):
+        least = LEAST[Path(folder.root).name]
+        if len(folder) < least:
+            rule = f"have at least {least} images in folders of their classes"
+            raise TaskError(f"{folder.root} must {rule}; got {len(folder)}.")
+    return sides
+
+
+def hashed(sides: Sequence[Sequence[ClassFolders]], root: Path) -> str:
+    """Return a hash of the names and sizes of images."""
+    paths = [Path(path) for side in sides for folder in side for path, _ in folder.samples]
+    found = [(str(path.relative_to(root)), path.stat().st_size) for path in paths]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
+
+
+def inputs(partition: str, machine: Machine) -> dict[str, Any]:
+    """Return what tells the images and the weights of a user from others, for records."""
+    files = [path.read_bytes() for path in machine.weights.values()]
+    weights = [*machine.weights, *(hashlib.sha256(file).hexdigest()[:12] for file in files)]
+    root = machine.root
+    return {} if partition == "example" else {"inputs": [hashed(folders(root), root), *weights]}
+
+
+def read(root: Path) -> tuple[Images, Images, int]:
+    """Read the training and test images with the client as domain, and the number of classes."""
+    sides = folders(root)
+    images = decoded_sides(*sides, root, f"clients-{hashed(sides, root)}", SIZE)
+    return *images, len(sides[0][0].classes)
 
 
 def network(machine: Machine) -> TrainableTrunk:
     """Make the trunk of the network that is named, or of the one that timm downloads.
 
     Raises:
-        TaskError: If there is none.
+        TaskError: If there is none or several, or it cannot be used.
     """
-    if not machine.weights and not machine.pretrained:
-        raise TaskError("`--weights NAME=FILE` is missing; or add --pretrained.")
+    if len(machine.weights) > 1 or not (machine.weights or machine.pretrained):
+        raise TaskError("`--weights NAME=FILE` must be given once; or add --pretrained.")
     name, path = next(iter(machine.weights.items()), (DINO, None))
-    model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
+    try:
+        model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
+        trunk = fp.vit_trunk(model)
+    except (RuntimeError, TypeError, ValueError) as error:
+        rule = "name a vision transformer of timm and its file"
+        raise TaskError(f"`--weights` must {rule}; {name}: {str(error).splitlines()[0]}") from error
     normal = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
-    return prepared_trunk(fp.vit_trunk(model), Preparation(SIZE, **normal))
+    return prepared_trunk(trunk, Preparation(SIZE, **normal))
 
 
 def advice(found: Sequence[Record], partition: str) -> str:
     """Recommend a row for the clients' images, and a row for one model of all test images."""
     by_row = grouped(found, partition)
-    if min(map(len, by_row.values())) < FEWEST or any("shrink" in record for record in found):
-        return f"This run recommends nothing: it takes {FEWEST} seeds, and whole runs."
+    shrunk = any("shrink" in record for record in found)
+    if shrunk or LOCAL not in by_row or min(map(len, by_row.values())) < FEWEST:
+        return f"This run recommends nothing: it takes {FEWEST} seeds, whole runs and {LOCAL!r}."
     own_mix, full = (chosen(by_row, column) for column in ("own", "full"))
     return f"**Use** {own_mix} for a client's images, and {full} for the images of all clients."
 
@@ -130,6 +162,7 @@ TASKS = {
         references={"local": [LOCAL]},
         compared=("own", "full"),
         advice=advice,
+        inputs=inputs,
         hours=lambda partition, row: 15 / 3600 if partition == "example" else None,
     )
 }

@@ -51,10 +51,8 @@ def test_codecs_and_private_steps_run(run, capsys):
 
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_committed_tables_are_those_of_the_records(name):
-    task, found = (
-        TASKS[name.removesuffix("-defaults")],
-        [*runs.load(compare.RECORDS / f"{name}.jsonl").values()],
-    )
+    task = compare.shown(name.removesuffix("-defaults"), name)
+    found = [*runs.load(compare.RECORDS / f"{name}.jsonl").values()]
     assert found
     reported = [record for record in found if record["trial"] is None]
     cells = {(record["partition"], record["row"], record["seed"]) for record in reported}
@@ -148,8 +146,10 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
     for module in (tasks, core, digits):
         monkeypatch.setattr(module, "METHODS", registry.METHODS)
     monkeypatch.chdir(tmp_path)  # a cell reads the file again, and finds that it was read
-    run("--methods", "mine.py:halfway", *FEW)
+    folder = run("--methods", "mine.py:halfway", *FEW)
     assert "| Halfway " in capsys.readouterr().out
+    (path,) = folder.rglob("*.jsonl")
+    assert json.loads(path.read_text())["values"]["head_rate"] == 0.01  # as other rows have
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,7 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
         (["--partitions", "iid"], "`--partitions` must name dirichlet, domains, few; got 'iid'."),
         (["--methods", "none.py:f"], "`--methods` must name an existing Python file; got none.py."),
         (["--rows", "FedAvg"], "`--rows` must name Ditto, "),
+        (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_exit_code_2(arguments, message, run, capsys):
@@ -343,13 +344,14 @@ def test_a_row_that_equals_its_reference_has_no_star():
 
 
 def test_seeds_of_a_row_with_different_values_are_no_table():
-    def record(seed, rate):
-        at = {"partition": "few", "row": "A", "trial": None, "seed": seed}
+    def record(seed, rate, images="a"):
+        at = {"partition": "few", "row": "A", "trial": None, "seed": seed, "inputs": [images]}
         return at | {"values": {"learning_rate": rate}}
 
     assert len(tables.grouped([record(0, 0.1), record(1, 0.1)], "few")["A"]) == 2
-    with pytest.raises(core.TaskError, match="Seeds of 'A' in 'few' have different values"):
-        tables.grouped([record(0, 0.1), record(0, 0.3)], "few")
+    for other in (record(1, 0.3), record(1, 0.1, "b")):
+        with pytest.raises(core.TaskError, match="'A' in 'few' differ in values or inputs"):
+            tables.grouped([record(0, 0.1), other], "few")
 
 
 def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch):

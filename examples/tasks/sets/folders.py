@@ -8,10 +8,10 @@ from torchvision import datasets
 from torchvision.transforms.v2 import functional as vision
 
 from tasks.sets.readers import (
+    ClassFolders,
     Images,
     ImageSet,
     Listed,
-    class_folders,
     decoded_sides,
     fifth_held_out,
     is_image,
@@ -33,7 +33,7 @@ def tiny_imagenet(root: Path, size: int) -> ImageSet:
     )
     files = ("wnids.txt", "words.txt", "train", "val/images", "val/val_annotations.txt")
     require(base, files, how)
-    train = class_folders(base / "train", side)
+    train = ClassFolders(base / "train", side)
     lines = (base / "val" / "val_annotations.txt").read_text().splitlines()
     rows = [line.split("\t")[:2] for line in lines]
     test = Listed(
@@ -59,7 +59,7 @@ def not_mnist(root: Path, size: int) -> ImageSet:
         f"{root.resolve()}."
     )
     require(base, tuple("ABCDEFGHIJ"), how)
-    whole = class_folders(base, side, is_valid_file=is_image)
+    whole = ClassFolders(base, side, is_valid_file=is_image)
     train, test = fifth_held_out(whole)
     names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
     return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
@@ -114,12 +114,13 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
         "https://github.com/med-air/FedBN links an archive in this form."
     )
     require(base, OFFICE, how)
-    train, test, classes = [], [], None
-    for domain in OFFICE:
-        whole = class_folders(base / domain, size, classes=classes)
-        classes = whole.classes
-        for side, part in zip((train, test), fifth_held_out(whole), strict=True):
-            side.append(part)
+    wholes = [ClassFolders(base / domain, size) for domain in OFFICE]
+    classes = wholes[0].classes
+    for whole in wholes:
+        if differing := {*classes} ^ {*whole.classes}:
+            rule = "must have the same classes as the other folders; only one has"
+            raise ValueError(f"{whole.root} {rule} {sorted(differing)}.")
+    train, test = zip(*map(fifth_held_out, wholes), strict=True)
     sides = decoded_sides(train, test, base, "office-caltech10", size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     return ImageSet("", *sides, words([names.get(name, name) for name in classes]), OFFICE)

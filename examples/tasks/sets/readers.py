@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
+from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
@@ -64,8 +64,7 @@ class Listed(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = default_loader(str(self.paths[index]))
-        return squared(image, size=self.size), self.labels[index]
+        return squared(opened(self.paths[index]), size=self.size), self.labels[index]
 
 
 def require(root: Path, files: Iterable[str], how: str) -> None:
@@ -92,6 +91,14 @@ def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) 
     call = f"torchvision.datasets.{kind.__name__}({str(root)!r}{given}, download=True)"
     require(root, files, f"To download the data set to this place, run `{call}`.")
     return kind(root, **values)
+
+
+def opened(path: Path | str) -> Image.Image:
+    """Open an image in RGB; 16 bits of gray become 8."""
+    with Image.open(path) as image:
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        return image.convert("RGB")
 
 
 def squared(image: Image.Image, *, size: int) -> Tensor:
@@ -129,23 +136,28 @@ def is_image(path: str) -> bool:
         return False
 
 
-def class_folders(
-    folder: Path, size: int, *, classes: Sequence[str] | None = None, **values: Any
-) -> ImageFolder:
-    """Read a folder with one folder of images for each class.
+class ClassFolders(ImageFolder):
+    """Folder with one folder of images for each class.
 
     Args:
         folder: Folder.
         size: Side of the images.
-        classes: Names that the folders must have. If None, they are not checked.
+        classes: Names of the classes, of which some may be missing. If None, those of the folders.
         values: Further arguments of ``ImageFolder``.
     """
-    dataset = ImageFolder(str(folder), transform=partial(squared, size=size), **values)
-    if classes is not None and dataset.classes != list(classes):
-        differing = sorted(set(dataset.classes) ^ set(classes))
-        rule = "must have the same classes as the other folders; only one has"
-        raise ValueError(f"{folder} {rule} {differing}.")
-    return dataset
+
+    def __init__(
+        self, folder: Path, size: int, classes: Sequence[str] | None = None, **values: Any
+    ) -> None:
+        self.given = classes
+        values |= {"transform": partial(squared, size=size), "loader": opened}
+        super().__init__(str(folder), allow_empty=classes is not None, **values)
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the classes, and their labels."""
+        if self.given is None:
+            return super().find_classes(directory)
+        return list(self.given), {name: label for label, name in enumerate(self.given)}
 
 
 def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) -> Images:
