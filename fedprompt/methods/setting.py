@@ -22,7 +22,6 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._checks as check
-from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import TrainableTrunk, Trunk
 from fedprompt.rounds import load_optimizer, optimizer_state
 
@@ -620,7 +619,7 @@ class VitSetting(Setting):
         check.sequence("trunks", self.trunks, "trunks")
         check.some("trunks", self.trunks, "have at least one trunk")
         check.optional(check.function, "tune", self.tune)
-        trunks = [trunk for trunk in self.trunks if isinstance(trunk, FrozenTrunk)]
+        trunks = [trunk for trunk in self.trunks if isinstance(trunk, TrainableTrunk)]
         if any([*trunk.trainable.parameters()] for trunk in trunks):
             rule = "be frozen, because `tune` says what clients train"
             raise check.wrong("trunks", rule, "a trunk with trained parameters")
@@ -698,7 +697,7 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
     """
     if hasattr(trunk, "tuned"):
         return cast(TrainableTrunk, trunk.tuned(tune))
-    if not isinstance(trunk, FrozenTrunk):
+    if not (hasattr(trunk, "model") and hasattr(trunk, "mask")):
         raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
     model, parameters = tune(trunk.model)
     if model is trunk.model:

@@ -115,7 +115,6 @@ tiny.vit_federation(trunks=[trained()]) -> ValueError: `trunks` must be frozen, 
 tiny.vit_federation(tune=3) -> TypeError: `tune` must be a function; got 3
 tiny.vit_federation(tune=itself).new_model() -> ValueError: `tune` must return a copy of the model
 tuned_trunk(LAYER, itself) -> TypeError: `trunks` must be made by vit_trunk to be tuned; got a Lin
-methods.fedex_lora(tiny.vit_federation(), residual_rank=0) -> ValueError: `residual_rank` must be at
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
 methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
 """
