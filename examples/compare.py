@@ -303,6 +303,8 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
         if done == args.check:
             break
         try:
+            if cell.named().get("inputs") != record.get("inputs"):
+                raise TaskError("other images or weights than those of the record")
             again = records.origin() | records.rounded(runs.run(cell))
         except (TaskError, OSError) as error:
             print(f"not run: {cell.task}, {error}")

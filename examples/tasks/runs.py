@@ -61,8 +61,8 @@ def key(record: Mapping[str, Any]) -> str:
 
 
 def chosen(record: Mapping[str, Any]) -> str:
-    """Return the row and its values."""
-    return json.dumps([record["row"], record["values"]], sort_keys=True)
+    """Return the row, its values and its inputs."""
+    return json.dumps([record["row"], record["values"], record.get("inputs")], sort_keys=True)
 
 
 def unstable(path: Path) -> set[str]:

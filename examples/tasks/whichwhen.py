@@ -6,12 +6,13 @@ With ``--root FOLDER``, each folder in it is a client with ``train/CLASS/*`` and
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 
 import fedprompt as fp
 import photographs
@@ -87,18 +88,25 @@ def folders(root: Path) -> list[list[ClassFolders]]:
 
 
 def hashed(sides: Sequence[Sequence[ClassFolders]], root: Path) -> str:
-    """Return a hash of the names and sizes of images."""
+    """Return a hash of the names, sizes and times of images."""
     paths = [Path(path) for side in sides for folder in side for path, _ in folder.samples]
-    found = [(str(path.relative_to(root)), path.stat().st_size) for path in paths]
+    stats = [(str(path.relative_to(root)), path.stat()) for path in paths]
+    found = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
 
+@cache
+def identity(root: Path, weights: tuple[tuple[str, Path], ...]) -> list[str]:
+    """Return what tells the images and the weights of a user from others."""
+    files = [hashlib.sha256(path.read_bytes()).hexdigest()[:12] for _, path in weights]
+    return [hashed(folders(root), root), *(name for name, _ in weights), *files]
+
+
 def inputs(partition: str, machine: Machine) -> dict[str, Any]:
-    """Return what tells the images and the weights of a user from others, for records."""
-    files = [path.read_bytes() for path in machine.weights.values()]
-    weights = [*machine.weights, *(hashlib.sha256(file).hexdigest()[:12] for file in files)]
-    root = machine.root
-    return {} if partition == "example" else {"inputs": [hashed(folders(root), root), *weights]}
+    """Return the field of records of a user's images."""
+    if partition == "example":
+        return {}
+    return {"inputs": identity(machine.root, tuple(machine.weights.items()))}
 
 
 def read(root: Path) -> tuple[Images, Images, int]:
@@ -120,9 +128,11 @@ def network(machine: Machine) -> TrainableTrunk:
     try:
         model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
         trunk = fp.vit_trunk(model)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, SafetensorError) as error:
         rule = "name a vision transformer of timm and its file"
-        raise TaskError(f"`--weights` must {rule}; {name}: {str(error).splitlines()[0]}") from error
+        raise TaskError(
+            f"`--weights` must {rule}; {name}: {str(error).partition(chr(10))[0]}"
+        ) from error
     normal = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
     return prepared_trunk(trunk, Preparation(SIZE, **normal))
 
@@ -130,9 +140,8 @@ def network(machine: Machine) -> TrainableTrunk:
 def advice(found: Sequence[Record], partition: str) -> str:
     """Recommend a row for the clients' images, and a row for one model of all test images."""
     by_row = grouped(found, partition)
-    shrunk = any("shrink" in record for record in found)
-    if shrunk or LOCAL not in by_row or min(map(len, by_row.values())) < FEWEST:
-        return f"This run recommends nothing: it takes {FEWEST} seeds, whole runs and {LOCAL!r}."
+    if LOCAL not in by_row or min(map(len, by_row.values())) < FEWEST:
+        return f"This run recommends nothing: it takes {FEWEST} seeds, and the row {LOCAL}."
     own_mix, full = (chosen(by_row, column) for column in ("own", "full"))
     return f"**Use** {own_mix} for a client's images, and {full} for the images of all clients."
 

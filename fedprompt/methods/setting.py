@@ -695,13 +695,18 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
 
     A trunk with a function `tuned`, from `tune` to such a trunk, makes it itself.
     """
+
+    def copied(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
+        tuned, parameters = tune(model)
+        if tuned is model:
+            raise check.wrong("tune", "return a copy of the model", "the model itself")
+        return tuned, parameters
+
     if hasattr(trunk, "tuned"):
-        return cast(TrainableTrunk, trunk.tuned(tune))
+        return cast(TrainableTrunk, trunk.tuned(copied))
     if not (hasattr(trunk, "model") and hasattr(trunk, "mask")):
         raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
-    model, parameters = tune(trunk.model)
-    if model is trunk.model:
-        raise check.wrong("tune", "return a copy of the model", "the model itself")
+    model, parameters = copied(trunk.model)
     return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 

@@ -97,12 +97,17 @@ def test_records_and_decoded_images_belong_to_their_images_and_weights(tmp_path,
         return Cell("which-when", "yours", HEAD_ROW, 0, None, Machine("cpu", root, weights)).key()
 
     first = key(root)
+    write(root, TWO)  # the same names and sizes, later
+    whichwhen.identity.cache_clear()
+    assert key(root) != first
+    first = key(root)
     assert first == key(root) != key(other)
     changed = tmp_path / "changed.safetensors"
     changed.write_bytes(weights["test_vit"].read_bytes()[:-1] + b"x")
     assert key(root, {"test_vit": changed}) != first
     whichwhen.read(root)
     (root / "a/train/one/0.png").rename(root / "b/train/two/18.png")
+    whichwhen.identity.cache_clear()
     assert key(root) != first
     train, _, count = whichwhen.read(root)
     assert train.cells(count).bincount().tolist() == [11, 12, 18, 19]
@@ -114,6 +119,8 @@ def test_gray_images_of_16_bits_keep_their_levels(tmp_path):
     found = np.asarray(readers.opened(tmp_path / "gray.png"))
     assert found.shape == (4, 4, 3)
     assert (found[..., 0].ravel() == np.arange(16) * 17).all()
+    Image.fromarray(np.full((2, 2), 200, dtype=np.int32)).save(tmp_path / "gray.tiff")
+    assert (np.asarray(readers.opened(tmp_path / "gray.tiff")) == 200).all()
 
 
 def test_folders_without_clients_are_refused(tmp_path):

@@ -94,10 +94,10 @@ def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) 
 
 
 def opened(path: Path | str) -> Image.Image:
-    """Open an image in RGB; 16 bits of gray become 8."""
+    """Open an image in RGB; of gray levels above 255, 16 bits become 8."""
     with Image.open(path) as image:
-        if image.mode.startswith("I"):
-            image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        if image.mode.startswith("I") and image.getextrema()[1] > 255:
+            image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
         return image.convert("RGB")
 
 
