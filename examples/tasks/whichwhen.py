@@ -129,10 +129,8 @@ def network(machine: Machine) -> TrainableTrunk:
         model = photographs.load_network(name, path, machine.pretrained, img_size=SIZE)
         trunk = fp.vit_trunk(model)
     except (RuntimeError, TypeError, ValueError, SafetensorError) as error:
-        rule = "name a vision transformer of timm and its file"
-        raise TaskError(
-            f"`--weights` must {rule}; {name}: {str(error).partition(chr(10))[0]}"
-        ) from error
+        first = f"{name}: {error}".splitlines()[0]
+        raise TaskError(f"`--weights` must name a vision transformer; {first}") from error
     normal = {key: model.pretrained_cfg[key] for key in ("mean", "std")}
     return prepared_trunk(trunk, Preparation(SIZE, **normal))
 

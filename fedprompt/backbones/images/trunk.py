@@ -97,10 +97,10 @@ def vit_trunk(
             reason.
         ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
             are and are not in `trainable`, because they would be frozen silently. If `trainable`
-            does not belong to `model`, or is not in float32 or float64. If `attention_mask` is not square or contains NaN. When
-            used: if images are on another device or have channels or a size that the model does
-            not take, the mask does not fit the tokens of an image, or the model is no longer
-            frozen or in eval mode.
+            does not belong to `model`, or is not in float32 or float64. If `attention_mask` is not
+            square or contains NaN. When used: if images are on another device or have channels or
+            a size that the model does not take, the mask does not fit the tokens of an image, or
+            the model is no longer frozen or in eval mode.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
