@@ -140,7 +140,7 @@ def test_one_vision_transformer_must_be_named(tmp_path, weights):
         with pytest.raises(TaskError, match="`--weights NAME=FILE` must be given once"):
             whichwhen.network(Machine(weights=wrong))
     for name in ("resnet18", "vit_tiny_patch16_224", "no_such_network"):
-        with pytest.raises(TaskError, match=f"must name a vision transformer .*; {name}: "):
+        with pytest.raises(TaskError, match=f"must name a vision transformer; {name}: "):
             whichwhen.network(Machine(weights={name: weights["test_vit"]}))
 
 
