@@ -190,6 +190,10 @@ def test_a_check_runs_recorded_cells_again_and_finds_a_difference(tmp_path, caps
     with pytest.raises(SystemExit):
         compare.main(arguments)
     assert "own 0.5, now" in capsys.readouterr().out
+    path.write_text(json.dumps(record | {"inputs": ["others"]}) + "\n")
+    with pytest.raises(SystemExit):
+        compare.main(arguments)
+    assert "not run: digits, other images or weights" in capsys.readouterr().out
 
 
 def figures_of(cell):
