@@ -49,26 +49,20 @@ def longer(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) 
     return local(setting, learning_rate=learning_rate)._replace(client=client)
 
 
-def together(
-    model: nn.Module,
-    learning_rate: float,
-    weight: Callable[[ClientData], float] = lambda data: 1.0,
-    times: int = 1,
-) -> fp.Method:
-    """Average one model, whose clients have a weight."""
+def together(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:
+    """Average one model, whose clients count equally."""
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
         fp.load_values(model, answer)
         train(model, data, learning_rate, times)
-        return fp.collect(model, weight=weight(data)), state
+        return fp.collect(model, weight=1.0), state
 
     return averaged(model, client)
 
 
 def fednorms(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Average of normalization layers and heads."""
-    model = setting.new_model(tune=fp.tuning.norms)
-    return together(model, learning_rate, lambda data: data.num_examples)
+    return fedvpt_d(replace(setting, tune=fp.tuning.norms), learning_rate=learning_rate)
 
 
 def tuned_alone(
