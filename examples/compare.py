@@ -270,12 +270,8 @@ def finished(
 ) -> list[records.Record]:
     """Run the cells of this shard, and return those that have a record."""
     chosen = cells[args.shard[0] :: args.shard[1]]
-    with (
-        tqdm(total=len(chosen), desc=name, unit="cell", disable=ranks.rank() > 0) as cell_bar,
-        tqdm(unit="round", disable=ranks.rank() > 0) as round_bar,
-    ):
-        bars = {"finished_round": round_bar.update, "finished_cell": cell_bar.update}
-        done = runs.run_all(chosen, path, workers=args.workers, **bars)
+    with tqdm(total=len(chosen), desc=name, unit="cell", disable=ranks.rank() > 0) as bar:
+        done = runs.run_all(chosen, path, workers=args.workers, finished_cell=bar.update)
     by_key = runs.load(path) | {runs.key(record): record for record in done}
     return [by_key[cell.key()] for cell in cells if cell.key() in by_key]
 

@@ -22,6 +22,7 @@ import fedprompt as fp
 from fedprompt import samples
 
 NUM_CLIENTS, RATE, MAX_NORM, DELTA = 5, 0.2, 1.0, 1e-4
+NO_BOUND = 1e9  # a norm larger than that of any gradient
 
 
 def training(multiplier: float, *, rate: float, steps: int) -> dp_accounting.DpEvent:
@@ -38,10 +39,20 @@ def noise_for(epsilon: float, *, steps: int) -> float:
     return dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, DELTA, bracket)
 
 
+def private_step(optimizer, model: nn.Module, copies: nn.Module, **noise) -> None:
+    """Take a step with the noisy mean of the clipped gradients of copies, one for each image."""
+    gradients = {name: copy.grad for name, copy in copies.named_parameters()}
+    total = fp.privacy.clipped_sum(gradients, max_norm=noise["max_norm"])
+    mean = fp.privacy.noisy_mean(total, **noise)
+    for name, parameter in model.named_parameters():
+        parameter.grad = mean[name].to(parameter)
+    optimizer.step()
+
+
 def federate(federation: digits.Federation, epsilon: float | None, seed: int | None) -> float:
     """Return the accuracy of the averaged model after the last round."""
     multiplier = noise_for(epsilon, steps=federation.rounds * federation.steps) if epsilon else 0.0
-    max_norm = MAX_NORM if epsilon else 1e9  # larger than any gradient
+    max_norm = MAX_NORM if epsilon else NO_BOUND
     secret = None if seed is None else torch.Generator().manual_seed(seed)
     noise = {"multiplier": multiplier, "max_norm": max_norm, "generator": secret}
     torch.manual_seed(0)
@@ -62,17 +73,13 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
             rate = (1 - server_round / federation.rounds) * (3.0 if epsilon else 0.9)
             optimizer = torch.optim.SGD(model.parameters(), rate)
             images, labels = federation.own(client)
+            noise["expected_batch_size"] = RATE * len(images)
             for _ in range(federation.steps):
                 batch = fp.privacy.poisson_batch(len(images), rate=RATE, generator=secret)
                 copies = fp.privacy.per_sample(model, len(batch))  # one gradient for each image
                 logits = logits_of(copies, images[batch])
                 F.cross_entropy(logits, labels[batch], reduction="sum").backward()
-                gradients = {name: copy.grad for name, copy in copies.named_parameters()}
-                total = fp.privacy.clipped_sum(gradients, max_norm=max_norm)
-                mean = fp.privacy.noisy_mean(total, expected_batch_size=RATE * len(images), **noise)
-                for key, parameter in model.named_parameters():
-                    parameter.grad = mean[key].to(parameter)
-                optimizer.step()
+                private_step(optimizer, model, copies, **noise)
             payloads.append(fp.collect(model, weight=1))
         values, state = server.step(values, fp.weighted_mean(payloads), state)
         fp.load_values(model, values)

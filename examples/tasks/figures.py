@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import trange
 
 import fedprompt as fp
 from fedprompt.methods import counted_passes, evaluate
@@ -26,9 +28,10 @@ def run(
     last_rounds: int = 1,
     rise: bool = False,
     causes: Callable[..., Mapping[str, float]] | None = None,
-    finished_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run all rounds of a method, and measure the last predictions.
+
+    The first rank shows a bar of the rounds, unless it is one of several worker processes.
 
     Args:
         method: Method.
@@ -38,7 +41,6 @@ def run(
         rise: Whether to measure the negative effect, the largest rise of a client's training loss
             over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
-        finished_round: Called after each round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     losses: list[Tensor] = []
@@ -47,11 +49,11 @@ def run(
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
-    for number in range(1, setting.rounds + 1):
+    hidden = ranks.rank() > 0 or parent_process() is not None
+    for number in trange(1, setting.rounds + 1, unit="round", leave=False, disable=hidden):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
         passes["all"] += counts.total()
-        finished_round()
         if rise and group is None:
             losses.append(training_losses(method, trial, now))
         if number > setting.rounds - last_rounds:

@@ -10,7 +10,7 @@ import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.setting import averaged
-from private import MAX_NORM, RATE, noise_for
+from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from tasks import digits
 from tasks.ablations import sides, trial
 from tasks.core import COLUMNS, Causes, Machine, Row, Task, Trial
@@ -38,29 +38,20 @@ def method(row: Row, trial: Trial) -> fp.Method:
     Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
     """
     model = trial.setting.new_model()
-    clips = EPSILONS[row.title] is not None
-    multiplier = multiplier_of(row, trial.setting)
+    max_norm = NO_BOUND if EPSILONS[row.title] is None else MAX_NORM
+    noise = {"multiplier": multiplier_of(row, trial.setting), "max_norm": max_norm}
 
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, row.values["learning_rate"])
         draw, vary, secret = map(data.stream, ("batches", "augmentation", "noise"))
-        expected = RATE * data.num_examples
+        how = {**noise, "generator": secret, "expected_batch_size": RATE * data.num_examples}
         for _ in range(data.steps):
             chosen = fp.privacy.poisson_batch(data.num_examples, rate=RATE, generator=draw)
             images, labels = data.batch(chosen, vary)
             copies = fp.privacy.per_sample(model, len(images))
             F.cross_entropy(copies(images), labels, reduction="sum").backward()
-            gradients = {name: copy.grad for name, copy in copies.named_parameters()}
-            if clips:
-                total = fp.privacy.clipped_sum(gradients, max_norm=MAX_NORM)
-                how = {"max_norm": MAX_NORM, "expected_batch_size": expected, "generator": secret}
-                mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
-            else:
-                mean = {name: gradient.sum(0) / expected for name, gradient in gradients.items()}
-            for name, parameter in model.named_parameters():
-                parameter.grad = mean[name].to(parameter)
-            optimizer.step()
+            private_step(optimizer, model, copies, **how)
         return fp.collect(model, weight=1), {}
 
     return averaged(model, train)

@@ -4,10 +4,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
-from multiprocessing import Queue, get_context
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -81,7 +79,7 @@ def load(path: Path) -> dict[str, records.Record]:
     }
 
 
-def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def run(cell: Cell) -> dict[str, Any]:
     """Run a cell in this process.
 
     Tiny networks gain nothing from a second thread, so a process has one.
@@ -102,7 +100,6 @@ def run(cell: Cell, finished_round: Callable[[], None] = lambda: None) -> dict[s
         last_rounds=task.last_rounds(cell.partition, row),
         rise="rise" in task.columns,
         causes=task.causes(cell.partition, row),
-        finished_round=finished_round,
     )
 
 
@@ -111,7 +108,6 @@ def run_all(
     path: Path,
     *,
     workers: int,
-    finished_round: Callable[[], None] = lambda: None,
     finished_cell: Callable[[], None] = lambda: None,
 ) -> list[records.Record]:
     """Run cells that have no record yet, and return the records of all, in the order of cells.
@@ -120,7 +116,6 @@ def run_all(
         cells: Cells.
         path: JSON-lines file.
         workers: Number of processes; with 1, cells run in this process.
-        finished_round: Called after each round.
         finished_cell: Called after each cell, and for each that is not run again.
 
     Raises:
@@ -132,7 +127,7 @@ def run_all(
     failed = []
     for _ in range(len(cells) - len(missing)):
         finished_cell()
-    for cell, result in _results(missing, workers, finished_round):
+    for cell, result in _results(missing, workers):
         if isinstance(result, TaskError | OSError):
             raise result  # a file is missing, for the other cells, too
         diverged = isinstance(result, ValueError) and "must be finite" in str(result)
@@ -153,43 +148,19 @@ def run_all(
 
 
 def _results(
-    cells: Sequence[Cell], workers: int, finished_round: Callable[[], None]
+    cells: Sequence[Cell], workers: int
 ) -> Iterable[tuple[Cell, dict[str, Any] | Exception]]:
     if workers == 1:
-        for cell in cells:
-            yield cell, _outcome(partial(run, cell, finished_round))
+        yield from ((cell, _outcome(run, cell)) for cell in cells)
         return
-    context = get_context("spawn")
-    queue = context.Queue()
-    listener = Thread(target=_listen, args=(queue, finished_round), daemon=True)
-    listener.start()
-    with ProcessPoolExecutor(workers, context, _begin_worker, (queue,)) as pool:
-        futures = {pool.submit(_work, cell): cell for cell in cells}
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        futures = {pool.submit(run, cell): cell for cell in cells}
         for future in as_completed(futures):
             yield futures[future], _outcome(future.result)
-    queue.put(None)
-    listener.join()
 
 
-def _outcome(result: Callable[[], dict[str, Any]]) -> dict[str, Any] | Exception:
+def _outcome(result: Callable[..., dict[str, Any]], *cell: Cell) -> dict[str, Any] | Exception:
     try:
-        return result()
+        return result(*cell)
     except Exception as error:  # the other cells run before it is raised
         return error
-
-
-_queue: "Queue[bool | None]"
-
-
-def _begin_worker(queue: "Queue[bool | None]") -> None:
-    global _queue
-    _queue = queue
-
-
-def _work(cell: Cell) -> dict[str, Any]:
-    return run(cell, lambda: _queue.put(True))
-
-
-def _listen(queue: "Queue[bool | None]", finished_round: Callable[[], None]) -> None:
-    while queue.get() is not None:
-        finished_round()

@@ -21,6 +21,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+import fedprompt._checks as check
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, averaged, broadcast, take_step
 
@@ -41,6 +42,7 @@ def fedex_lora(
     residual_rank: int | None = None,
 ) -> fp.Method:
     """FedEx-LoRA."""
+    check.optional(check.count, "residual_rank", residual_rank)
     model = setting.new_model(tune=lambda model: _with_weights(model, rank))
     first = fp.snapshot(model)
     pairs = {}

@@ -92,7 +92,7 @@ def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
     tmp_path, monkeypatch
 ):
     """Each second kill cuts the line that was just written, so that its run is lost."""
-    monkeypatch.setattr(runs, "run", lambda cell, bar: {"own": cell.seed})
+    monkeypatch.setattr(runs, "run", lambda cell: {"own": cell.seed})
     row = Row("Local training", "local", {"learning_rate": 0.01})
     cells = [Cell("digits", "few", row, seed, None, Machine()) for seed in range(7)]
     whole = runs.run_all(cells, tmp_path / "whole.jsonl", workers=1)
@@ -241,7 +241,7 @@ def test_values_of_a_row_name_their_partitions_where_they_differ():
 def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_path, monkeypatch):
     accuracy = {0.003: 0.5, 0.01: 0.9, 0.03: 0.7}
     monkeypatch.setattr(
-        runs, "run", lambda cell, bar: {"own": accuracy.get(cell.row.values["learning_rate"], 0)}
+        runs, "run", lambda cell: {"own": accuracy.get(cell.row.values["learning_rate"], 0)}
     )
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1"])
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
@@ -401,7 +401,7 @@ def test_bytes_may_differ_by_a_hundredth_between_processors_and_trained_numbers_
 
 
 def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "run", lambda cell, bar: {"own": 0.5})
+    monkeypatch.setattr(runs, "run", lambda cell: {"own": 0.5})
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1", "--shard", "1/2"])
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
     with pytest.raises(core.TaskError, match="Other shards have not finished their trials"):
