@@ -15,6 +15,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -318,7 +319,9 @@ def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Re
     task = tasks.TASKS[name]
     rows = {(place, row.title): row for place in task.partitions for row in task.rows(place)}
     found = []
-    for record in runs.load(args.records / f"{name}.jsonl").values():
+    stems = name, f"{name}-defaults"
+    loaded = [runs.load(args.records / f"{stem}.jsonl").values() for stem in stems]
+    for record in chain(*loaded):
         row = rows.get((record["partition"], record["row"]))
         if row is not None and record["trial"] is None:
             row = replace(row, values=record["values"])

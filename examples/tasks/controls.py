@@ -144,10 +144,12 @@ def coop_gate(
 def _entry(
     name: str, title: str, make: Callable[..., fp.Method], family: str, *traits: str, **search: Any
 ) -> Entry:
-    return Entry(name, title, make, (family,), traits, {"learning_rate": (1e-3, 1e-1)} | search, "")
+    families, search = tuple(family.split(", ")), {"learning_rate": (1e-3, 1e-1)} | search
+    return Entry(name, title, make, families, traits, search, "")
 
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
+IMAGES = "one model, mixed models"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
 NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
@@ -158,8 +160,9 @@ ADAPTER = "FedCLIP's adapter (local)"
 CONTROLS = {
     entry.name: entry
     for entry in (
-        _entry("local_twice", "Local training, twice as long", TWICE, "one model", ALONE),
-        _entry("local_thrice", "Local training, three times as long", THRICE, "one model", ALONE),
+        _entry("local_twice", "Local training, twice as long", TWICE, IMAGES, ALONE),
+        _entry("local_thrice", "Local training, three times as long", THRICE, IMAGES, ALONE),
+        _entry("coop_twice", "CoOp (local), twice as long", TWICE, "CLIP", ALONE),
         _entry("fednorms", "Norms", fednorms, "one model", **WIDE),
         _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
         _entry("fedlora_alone", "LoRA (local)", partial(LORA, 1), "one model", ALONE),

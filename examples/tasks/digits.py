@@ -186,6 +186,6 @@ def task(title: str, family: str, build: Callable[..., Setting], **references: s
 LOCAL = "local local_twice local_thrice"  # a row is compared with the one of as many passes
 TASKS = {
     "digits": task("digits", "one model", partial(vits, "S"), local=LOCAL, FedAvg="fedvpt_d"),
-    "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local="local"),
-    "clip": task("clip-digits", "CLIP", clip, local="coop", FedAvg="promptfl"),
+    "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local=LOCAL),
+    "clip": task("clip-digits", "CLIP", clip, local="coop coop_twice", FedAvg="promptfl"),
 }

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedprompt.methods import METHODS
-from fedprompt.methods.registry import Range
+from fedprompt.methods.registry import LEARNING_RATE, Range
 from tasks.controls import CONTROLS, DRAWN_AS
 from tasks.core import HEAD_RATE, Row
 
 TUNING_SEED = 1_000  # of no reported run
 HEAD_RATES = 0.01, 0.003, 0.03
 """Learning rates of projections and heads; the first is the default."""
+CONTEXT_RATE = 0.005
+"""Default learning rate of most rows that train contexts, a trial of all that share their range."""
 ONE_RATE = "head_tuning", "plain_steps", "scaffold"
 """Methods that train heads only, or with the plain steps of their definition."""
 
@@ -49,6 +51,9 @@ def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list
         values = {key: values[key] for key in others if key in row.entry.search}
         if rate != row.values["learning_rate"]:
             drawn.append({**row.values, **values, "learning_rate": rate})
+    contexts = row.entry.families[0] == "CLIP" and search["learning_rate"] in LEARNING_RATE.values()
+    if contexts and row.values["learning_rate"] != CONTEXT_RATE:
+        drawn.append({**row.values, "learning_rate": CONTEXT_RATE})
     if HEAD_RATE in row.values:
         drawn += [{**row.values, HEAD_RATE: rate} for rate in HEAD_RATES[1:]]
     return drawn
