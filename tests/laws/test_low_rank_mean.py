@@ -1,4 +1,4 @@
-"""Law of the mean of low-rank products, and a wrong mean that the law rejects."""
+"""Law of the mean of low-rank products, and wrong means that the law rejects."""
 
 from functools import partial
 
@@ -63,9 +63,33 @@ def product_of_means(payloads):
     return mean | {"W": mean["W"]._replace(value=torch.zeros_like(mean["W"].value))}
 
 
-def test_the_law_rejects_the_product_of_means():
+def by_weights(weights_of):
+    """The mean of products with these weights of the rows of a payload."""
+
+    def mean(payloads):
+        found = low_rank_mean(payloads, PAIRS)
+        whole = [payload for payload in payloads if "A" in payload]
+        products = [payload["B"].value.nan_to_num() @ payload["A"].value for payload in whole]
+        weights = torch.stack([weights_of(payload).double() for payload in whole])[..., None]
+        total = (weights * torch.stack(products)).sum(0) / weights.sum(0)
+        change = total - found["B"].value @ found["A"].value
+        return found | {"W": found["W"]._replace(value=change)}
+
+    return mean
+
+
+WRONG = {
+    "product of means": product_of_means,
+    "clients count equally": by_weights(lambda payload: payload["B"].weight > 0),
+    "unknown rows count as zeros": by_weights(lambda payload: payload["A"].weight.expand(ROWS)),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_law_rejects_wrong_means(wrong):
+    law(by_weights(lambda payload: payload["B"].weight), drawn())  # the right one by this function
     with pytest.raises(AssertionError):
-        law(product_of_means, drawn())
+        law(WRONG[wrong], drawn())
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
