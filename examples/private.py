@@ -52,22 +52,18 @@ def private_step(optimizer, model: nn.Module, copies: nn.Module, **noise) -> Non
 def federate(federation: digits.Federation, epsilon: float | None, seed: int | None) -> float:
     """Return the accuracy of the averaged model after the last round."""
     multiplier = noise_for(epsilon, steps=federation.rounds * federation.steps) if epsilon else 0.0
-    max_norm = MAX_NORM if epsilon else NO_BOUND
     secret = None if seed is None else torch.Generator().manual_seed(seed)
-    noise = {"multiplier": multiplier, "max_norm": max_norm, "generator": secret}
+    noise = {"max_norm": MAX_NORM if epsilon else NO_BOUND, "generator": secret}
     torch.manual_seed(0)
     trunk = fp.vit_trunk(samples.vit("B"))
-    prompts = fp.DeepPrompts(4, trunk)
-    model = nn.ModuleDict({"prompts": prompts, "head": nn.Linear(trunk.dim, 10)})
+    model = nn.ModuleDict({"prompts": fp.DeepPrompts(4, trunk), "head": nn.Linear(trunk.dim, 10)})
 
     def logits_of(model: nn.Module, images: Tensor) -> Tensor:
         return model["head"](fp.encode_prompted(trunk, images, model["prompts"]()).pooled)
 
-    values, server = fp.snapshot(model), fp.overwrite()
-    state = server.init(values)
     name = f"epsilon {epsilon:g}, noise {multiplier:.2f}" if epsilon else "no privacy"
     for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
-        payloads = []
+        values, payloads = fp.snapshot(model), []
         for client in range(NUM_CLIENTS):
             fp.load_values(model, values)
             rate = (1 - server_round / federation.rounds) * (3.0 if epsilon else 0.9)
@@ -79,10 +75,9 @@ def federate(federation: digits.Federation, epsilon: float | None, seed: int | N
                 copies = fp.privacy.per_sample(model, len(batch))  # one gradient for each image
                 logits = logits_of(copies, images[batch])
                 F.cross_entropy(logits, labels[batch], reduction="sum").backward()
-                private_step(optimizer, model, copies, **noise)
+                private_step(optimizer, model, copies, multiplier=multiplier, **noise)
             payloads.append(fp.collect(model, weight=1))
-        values, state = server.step(values, fp.weighted_mean(payloads), state)
-        fp.load_values(model, values)
+        fp.load_values(model, fp.weighted_mean(payloads))
         accuracy = federation.accuracy(partial(logits_of, model))
         bar.write(f"{name}, round {server_round + 1}: {100 * accuracy:.1f} %")
     return accuracy

@@ -21,7 +21,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, averaged, broadcast, take_step
 
@@ -42,7 +41,8 @@ def fedex_lora(
     residual_rank: int | None = None,
 ) -> fp.Method:
     """FedEx-LoRA."""
-    check.optional(check.count, "residual_rank", residual_rank)
+    if residual_rank is not None and residual_rank < 1:
+        raise ValueError(f"`residual_rank` must be at least 1; got {residual_rank}.")
     model = setting.new_model(tune=lambda model: _with_weights(model, rank))
     first = fp.snapshot(model)
     pairs = {}
