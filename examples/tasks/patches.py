@@ -27,7 +27,7 @@ from tasks.photos import DINO, dino, source_of
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
 NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
 SHOTS = {f"shots-{shots}": shots for shots in (2, 4, 8)}
-RATES, SCALES = (0.01, 0.003, 0.03, 0.1), (30.0, 10.0, 100.0)
+RATES, SCALES = (0.01, 0.003, 0.03, 0.1, 0.001), (30.0, 10.0, 100.0, 3.0, 300.0)
 
 
 @cache
@@ -120,11 +120,16 @@ ROWS, EQUAL = (
 """Rows that are tuned, and rows with the rate and the scale of the mean of patches."""
 
 
+def later(pair: tuple[float, float]) -> bool:
+    """Whether a pair was added to the grid, so that the trials before keep their numbers."""
+    return pair[0] == RATES[-1] or pair[1] in SCALES[3:]
+
+
 def trials(partition: str, row: Row) -> list[dict[str, Any]]:
     """Return all pairs of a learning rate and a scale of the logits, the same for all rows."""
     if row in EQUAL:
         return [dict(row.values)]
-    pairs = product(RATES, SCALES)
+    pairs = sorted(product(RATES, SCALES), key=later)
     return [{**row.values, "learning_rate": rate, "scale": scale} for rate, scale in pairs]
 
 
