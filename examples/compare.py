@@ -15,11 +15,8 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import NoReturn
-
-from tqdm import tqdm
 
 import tasks
 from tasks import estimate, papers, ranks, records, runs, tables, verify
@@ -271,8 +268,7 @@ def finished(
 ) -> list[records.Record]:
     """Run the cells of this shard, and return those that have a record."""
     chosen = cells[args.shard[0] :: args.shard[1]]
-    with tqdm(total=len(chosen), desc=name, unit="cell", disable=ranks.rank() > 0) as bar:
-        done = runs.run_all(chosen, path, workers=args.workers, finished_cell=bar.update)
+    done = runs.run_all(chosen, path, workers=args.workers, title=name)
     by_key = runs.load(path) | {runs.key(record): record for record in done}
     return [by_key[cell.key()] for cell in cells if cell.key() in by_key]
 
@@ -319,9 +315,8 @@ def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Re
     task = tasks.TASKS[name]
     rows = {(place, row.title): row for place in task.partitions for row in task.rows(place)}
     found = []
-    stems = name, f"{name}-defaults"
-    loaded = [runs.load(args.records / f"{stem}.jsonl").values() for stem in stems]
-    for record in chain(*loaded):
+    tuned, defaults = (runs.load(args.records / f"{name}{end}.jsonl") for end in ("", "-defaults"))
+    for record in (*tuned.values(), *defaults.values()):
         row = rows.get((record["partition"], record["row"]))
         if row is not None and record["trial"] is None:
             row = replace(row, values=record["values"])

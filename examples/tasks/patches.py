@@ -120,16 +120,11 @@ ROWS, EQUAL = (
 """Rows that are tuned, and rows with the rate and the scale of the mean of patches."""
 
 
-def later(pair: tuple[float, float]) -> bool:
-    """Whether a pair was added to the grid, so that the trials before keep their numbers."""
-    return pair[0] == RATES[-1] or pair[1] in SCALES[3:]
-
-
 def trials(partition: str, row: Row) -> list[dict[str, Any]]:
     """Return all pairs of a learning rate and a scale of the logits, the same for all rows."""
     if row in EQUAL:
         return [dict(row.values)]
-    pairs = sorted(product(RATES, SCALES), key=later)
+    pairs = product(RATES, SCALES)
     return [{**row.values, "learning_rate": rate, "scale": scale} for rate, scale in pairs]
 
 

@@ -226,9 +226,7 @@ def task(paper: str) -> Task:
     return Task(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},
-        family=lambda partition: papers.FAMILIES.get(
-            settings[partition].family, settings[partition].family
-        ),
+        family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
         rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
         columns=COLUMNS | {name: name for name in names if name not in COLUMNS},

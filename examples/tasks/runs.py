@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 import tasks
 from tasks import figures, ranks, records
@@ -104,11 +105,7 @@ def run(cell: Cell) -> dict[str, Any]:
 
 
 def run_all(
-    cells: Sequence[Cell],
-    path: Path,
-    *,
-    workers: int,
-    finished_cell: Callable[[], None] = lambda: None,
+    cells: Sequence[Cell], path: Path, *, workers: int, title: str = ""
 ) -> list[records.Record]:
     """Run cells that have no record yet, and return the records of all, in the order of cells.
 
@@ -116,7 +113,7 @@ def run_all(
         cells: Cells.
         path: JSON-lines file.
         workers: Number of processes; with 1, cells run in this process.
-        finished_cell: Called after each cell, and for each that is not run again.
+        title: Words before the bar of cells, which the first rank shows.
 
     Raises:
         TaskError: If a file is missing.
@@ -125,9 +122,9 @@ def run_all(
     found = load(path)
     missing = [cell for cell in cells if cell.key() not in found]
     failed = []
-    for _ in range(len(cells) - len(missing)):
-        finished_cell()
-    for cell, result in _results(missing, workers):
+    size = {"total": len(cells), "initial": len(cells) - len(missing), "unit": "cell"}
+    bar = tqdm(_results(missing, workers), title, disable=ranks.rank() > 0, **size)
+    for cell, result in bar:
         if isinstance(result, TaskError | OSError):
             raise result  # a file is missing, for the other cells, too
         diverged = isinstance(result, ValueError) and "must be finite" in str(result)
@@ -140,7 +137,6 @@ def run_all(
         if ranks.rank() == 0:
             records.append(path, record)
         found[cell.key()] = record
-        finished_cell()
     if failed:
         cell, error = failed[0]
         raise RuntimeError(f"{len(failed)} runs failed, the first is {cell.named()}") from error

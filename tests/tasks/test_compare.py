@@ -172,7 +172,8 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(arguments, message, run, c
     assert said.count("\n") == 1
 
 
-def test_a_check_runs_recorded_cells_again_and_finds_a_difference(tmp_path, capsys):
+@pytest.mark.parametrize("stem", ["digits", "digits-defaults"])
+def test_a_check_runs_recorded_cells_again_and_finds_a_difference(stem, tmp_path, capsys):
     cell = Cell(
         "digits",
         "few",
@@ -182,7 +183,7 @@ def test_a_check_runs_recorded_cells_again_and_finds_a_difference(tmp_path, caps
         Machine(shrink=0.01),
     )
     record = cell.named() | figures_of(cell)
-    path = tmp_path / "digits.jsonl"
+    path = tmp_path / f"{stem}.jsonl"
     arguments = ["--check", "1", "--shrink", "0.01", "--records", str(tmp_path)]
     path.write_text(json.dumps(record) + "\n")
     compare.main(arguments)

@@ -10,7 +10,7 @@ from same import assert_same
 from sent_messages import sent_by
 from tasks import TASKS
 from tasks.controls import CONTROLS, longer
-from tasks.core import Row
+from tasks.core import Machine, Row
 from tasks.digits import FIXED
 from tasks.tuning import draws, neighbor
 from tiny_federations import federation_of, last, parameters
@@ -107,6 +107,26 @@ def test_a_control_row_has_the_rates_of_the_row_that_it_controls(control, contro
     rates = [[trial["learning_rate"] for trial in draws(row, "clip")] for row in rows]
     assert rates[0] == rates[1]
     assert len(set(rates[0])) > 5
+
+
+def test_rows_that_train_contexts_share_their_rates():
+    task, rates = TASKS["clip"], set()
+    for row in task.rows("few"):
+        if row.entry.search.get("learning_rate") == (1e-3, 1e-1) and row not in FIXED["CLIP"]:
+            trials = task.trials("few", row)
+            rates.add(tuple(sorted({values["learning_rate"] for values in trials})))
+    assert rates == {(0.001, 0.003, 0.005, 0.01, 0.03, 0.1)}
+
+
+@pytest.mark.parametrize("partition", ["fedl2g-iid", "fedl2g-dirichlet"])
+def test_training_without_the_quiz_follows_no_guide_in_any_round(partition):
+    task = TASKS["ablations-fedl2g"]
+    rows = {row.title: row for row in task.rows(partition)}
+    row = rows["Local training without the quiz"]
+    trial = task.make(partition, row, seed=0, machine=Machine(), validate=False)
+    assert row.values["warm_up"] == trial.setting.rounds
+    learned = {**rows["FedL2G-f"].values, "warm_up": trial.setting.rounds}
+    assert row.values == learned
 
 
 @pytest.mark.parametrize(("task", "family"), [("networks", "mixed models"), ("clip", "CLIP")])
