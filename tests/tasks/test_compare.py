@@ -14,6 +14,8 @@ import torch
 from scipy import stats
 
 import compare
+import fedprompt as fp
+import private
 import tasks
 from fedprompt.methods import METHODS, registry
 from other_device import other_device
@@ -49,6 +51,16 @@ def test_codecs_and_private_steps_run(run, capsys):
     assert noise[0] == 0 < noise[1]
 
 
+def test_a_private_step_takes_clipped_gradients():
+    """Three images have gradients of norm 50 in one direction, and each counts with norm 0.5."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    copies = fp.privacy.per_sample(model, 3)
+    (10 * copies(torch.tensor([[3.0, 4.0]] * 3))).sum().backward()
+    noise = {"multiplier": 0.0, "max_norm": 0.5, "expected_batch_size": 2}
+    private.private_step(torch.optim.SGD(model.parameters(), 1.0), model, copies, **noise)
+    torch.testing.assert_close(model.weight.grad, 3 * 0.5 / 2 * torch.tensor([[0.6, 0.8]]))
+
+
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_committed_tables_are_those_of_the_records(name):
     task = compare.shown(name.removesuffix("-defaults"), name)
@@ -57,6 +69,8 @@ def test_committed_tables_are_those_of_the_records(name):
     reported = [record for record in found if record["trial"] is None]
     cells = {(record["partition"], record["row"], record["seed"]) for record in reported}
     assert len(cells) == len(reported)  # tuned and default values are in files of their own
+    rows = {(each, row.title) for each in task.partitions for row in task.rows(each)}
+    assert {cell[:2] for cell in cells} <= rows  # a check draws the records of rows alone
     for partition in {record["partition"] for record in found}:
         text = (DOCS / f"{name}-{partition}.md").read_text()
         assert text == tables.report(found, task, partition) + "\n"
