@@ -4,21 +4,26 @@ from fedprompt.data.allocation import allocate
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
-from fedprompt.data.shares import dirichlet_shares, iid_shares, pathological_shares
-from fedprompt.data.splits import base_new_split, few_shot, study_quiz_split
+from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
+from fedprompt.data.sizes import dirichlet_sizes, quantity_skew
+from fedprompt.data.splits import base_new_split, few_shot, group_split, study_quiz_split
 
 __all__ = [
     "allocate",
     "base_new_split",
     "by_domain",
+    "class_shares",
     "dirichlet",
     "dirichlet_overlapping",
     "dirichlet_shares",
+    "dirichlet_sizes",
     "few_shot",
+    "group_split",
     "iid",
     "iid_shares",
     "labels_of",
     "pathological",
     "pathological_shares",
+    "quantity_skew",
     "study_quiz_split",
 ]

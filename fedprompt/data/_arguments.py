@@ -1,18 +1,26 @@
 """Checks of the arguments of partition functions: labels and generators."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Float64, Int64, Integer, Shaped
 from torch import Tensor
 
 import fedprompt._checks as check
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
 Indices = Int64[np.ndarray, " _"]
+Names = (
+    Sequence[str] | Sequence[int | np.integer] | Shaped[np.ndarray, " _"] | Integer[Tensor, " _"]
+)
+Alpha = float | np.integer | np.ndarray | Sequence[float] | Sequence[Sequence[float]]
 Generator = np.random.Generator | torch.Generator
+
+LARGEST_ALPHA = 1e12
+"""Largest concentration; numpy overflows near 1e308."""
 
 
 def check_random(argument: str, generator: object) -> None:
@@ -36,3 +44,52 @@ def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.n
     array = check.integers("labels", labels, below=num_classes)
     check.some("labels", array.size, "hold at least one label")
     return array
+
+
+def class_numbers(labels: Labels) -> Int64[np.ndarray, " samples"]:
+    """Number the classes that occur from 0, so that gaps in the labels cost nothing."""
+    return np.unique(some_labels(labels), return_inverse=True)[1].astype(np.int64)
+
+
+def numbered(
+    argument: str, names: object, known: object = None
+) -> tuple[Int64[np.ndarray, " samples"], int]:
+    """Number the names of samples in sorted order, or their names among all known ones.
+
+    Returns:
+        The number of each sample, and the number of names.
+    """
+    entries = check.entries(argument, names)
+    if known is None:
+        check.some(argument, entries, f"hold at least one {argument.rstrip('s')}")
+    every = entries if known is None else check.entries(f"all_{argument}", known)
+    wanted = str if every and isinstance(every[0], str) else Integral
+    for place, listed in ((argument, entries), (f"all_{argument}", every)):
+        for position, entry in enumerate(listed):
+            if isinstance(entry, bool) or not isinstance(entry, wanted):
+                rule = "be a string or an integer, like all entries"
+                raise check.wrong_type(f"{place}[{position}]", rule, check.kind(entry))
+    number = {name: position for position, name in enumerate(sorted(set(every)))}
+    if unknown := sorted({*entries} - number.keys()):
+        raise check.wrong(argument, f"be among `all_{argument}`", unknown[:5])
+    return np.array([number[entry] for entry in entries], dtype=np.int64), len(number)
+
+
+def concentrations(
+    alpha: Alpha, num_clients: int, num_classes: int
+) -> Float64[np.ndarray, "clients classes"]:
+    """Check concentrations, and repeat them for all clients and classes."""
+    check.count("num_clients", num_clients)
+    shape = (num_clients, num_classes)
+    if not isinstance(alpha, np.ndarray | Sequence) or isinstance(alpha, str):
+        check.number("alpha", alpha, above=0.0, at_most=LARGEST_ALPHA)
+        return np.full(shape, float(alpha))
+    array = np.asarray(alpha, dtype=np.float64)
+    if array.ndim > 2 or any(
+        n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
+    ):
+        rule = f"be a number, or broadcast to (clients, classes) = {shape}"
+        raise check.wrong("alpha", rule, f"shape {array.shape}")
+    if wrong := array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist():
+        raise check.wrong("alpha", f"be above 0 and at most {LARGEST_ALPHA:g}", wrong[0])
+    return np.broadcast_to(array, shape)

@@ -1,5 +1,8 @@
 """Whole numbers of samples for each client and class, and their random draw."""
 
+from collections.abc import Callable
+from numbers import Integral
+
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
@@ -10,6 +13,55 @@ Counts = Int64[np.ndarray, "holders classes"]
 
 TOLERANCE = 1e-6
 """Distance from 1 within which the sum of a column counts as 1, for float32 shares."""
+
+DRAWS = 1000
+"""Number of times that counts are drawn before `min_size` is given up."""
+
+
+def minimum_counts(
+    min_per_class: float, class_sizes: Int64[np.ndarray, " classes"], holders: int
+) -> Int64[np.ndarray, " classes"]:
+    """Count the samples of each class that each of some holders has at least."""
+    if isinstance(min_per_class, Integral):
+        smallest = int(class_sizes.min())
+        of = f"because the smallest class has {smallest} samples"
+        check.count("min_per_class", min_per_class, at_least=0, at_most=smallest // holders, of=of)
+        return np.full_like(class_sizes, min_per_class)
+    check.number("min_per_class", min_per_class, at_least=0.0, at_most=1 / holders)
+    # Rounded first, because .29 * 100 is below 29.
+    return np.floor(np.round(min_per_class * class_sizes, 6)).astype(np.int64)
+
+
+def raised(
+    shares: Float64[np.ndarray, "clients classes"], least: Float64[np.ndarray, " classes"] | float
+) -> Float64[np.ndarray, "clients classes"]:
+    """Raise shares to the least ones, and scale the others down; columns sum to 1 as before."""
+    low = np.zeros(shares.shape, dtype=bool)
+    scaled = shares
+    while (scaled < least).any():
+        low |= scaled < least
+        rest = np.where(low, 0.0, shares)
+        free = (1 - least * low.sum(axis=0)) / np.maximum(rest.sum(axis=0), np.finfo(float).tiny)
+        scaled = np.where(low, least, rest * free)
+    return scaled
+
+
+def drawn_counts(
+    draw: Callable[[], Counts], num_samples: int, num_clients: int, min_size: int | None
+) -> Counts:
+    """Draw counts until each client has `min_size` samples."""
+    check.optional(check.count, "min_size", min_size, at_least=0)
+    equal = f"an equal part of {num_samples} samples"
+    check.count("min_size", min_size or 0, at_least=0, at_most=num_samples // num_clients, of=equal)
+    best = 0
+    for _ in range(DRAWS):
+        counts = draw()
+        smallest = smallest_client(counts, min_size)
+        if smallest >= (min_size or 0):
+            return counts
+        best = max(best, smallest)
+    rule = f"be at most {best}, the best minimum in {DRAWS} draws with this `alpha`"
+    raise check.wrong("min_size", rule, min_size)
 
 
 def smallest_client(counts: Counts, min_size: int | None) -> int:
@@ -48,6 +100,25 @@ def round_to_total(
     rank = np.argsort(order, axis=0)
     counts[rank < totals - counts.sum(axis=0)] += 1
     return counts
+
+
+def fill(
+    mix: Float64[np.ndarray, " classes"],
+    class_sizes: Int64[np.ndarray, " classes"],
+    size: int,
+    generator: np.random.Generator,
+) -> Int64[np.ndarray, " classes"]:
+    """Count `size` samples in the proportions of `mix`; each pass but the last exhausts a class."""
+    taken = np.zeros_like(class_sizes)
+    while (missing := size - taken.sum()) > 0:
+        unused = class_sizes - taken
+        weight = np.where(unused > 0, mix, 0.0)
+        if weight.sum() == 0:  # all remaining classes have a share of exactly 0
+            weight = unused.astype(np.float64)
+        quotas = missing * weight / weight.sum()
+        counts = round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0]
+        taken += np.minimum(counts, unused)
+    return taken
 
 
 def deal(

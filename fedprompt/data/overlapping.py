@@ -1,15 +1,28 @@
 """Partitions in which clients may share samples."""
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
-from fedprompt.data._counts import deal, round_to_total
+from fedprompt.data._arguments import (
+    Alpha,
+    Generator,
+    Indices,
+    Labels,
+    class_numbers,
+    concentrations,
+    numpy_generator,
+)
+from fedprompt.data._counts import deal, fill, minimum_counts, raised
 
 
 def dirichlet_overlapping(
-    labels: Labels, num_clients: int, *, alpha: float, size: int, generator: Generator
+    labels: Labels,
+    num_clients: int,
+    *,
+    alpha: Alpha,
+    size: int,
+    min_per_class: float = 0,
+    generator: Generator,
 ) -> list[Indices]:
     r"""Draw `size` samples for each client, in random class proportions (FedHPL, App. B.2).
 
@@ -21,14 +34,22 @@ def dirichlet_overlapping(
     other classes fill the remainder in their proportions.
 
     Args:
-        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
+        labels: Classes of at least one sample. Clients have mixes of the classes that occur.
         num_clients: Number of clients, at least 1.
         alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
+            An array that broadcasts to (clients, classes) has one for each client and class that
+            occurs.
         size: Number of samples of each client, at least 1 and at most ``len(labels)``.
+        min_per_class: Smallest number of samples of each class that a client has. A float is a
+            share of each class, rounded down to whole samples. Proportions below it are raised to
+            it, and the others are scaled down.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
         For each client `size` different positions in `labels`, ascending, int64.
+
+    Raises:
+        ValueError: If a class or `size` is too small for `min_per_class`.
 
     Example:
         >>> draw = np.random.default_rng(0)
@@ -41,33 +62,19 @@ def dirichlet_overlapping(
         Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
         Distillation", 2024.
     """
-    check.count("num_clients", num_clients)
-    check.number("alpha", alpha, above=0.0, at_most=1e12)
     generator = numpy_generator(generator)
-    array = some_labels(labels)
+    array = class_numbers(labels)
     check.count("size", size, at_most=len(array), of="the number of labels")
     class_sizes = np.bincount(array)
+    drawn = concentrations(alpha, num_clients, len(class_sizes))
+    least = minimum_counts(min_per_class, class_sizes, 1)
+    if least.sum() > size:
+        rule = f"fit into `size`, {size}"
+        raise check.wrong("min_per_class", rule, f"{least.sum()} samples of all classes")
     clients = []
-    for mix in generator.dirichlet(np.full(len(class_sizes), float(alpha)), size=num_clients):
-        taken = _fill(mix, class_sizes, size, generator)
+    for mix in raised(
+        np.stack([*map(generator.dirichlet, drawn)], axis=1), least[:, None] / size
+    ).T:
+        taken = fill(mix, class_sizes, size, generator)
         clients += deal(array, np.stack((taken, class_sizes - taken)), generator)
     return clients
-
-
-def _fill(
-    mix: Float64[np.ndarray, " classes"],
-    class_sizes: Int64[np.ndarray, " classes"],
-    size: int,
-    generator: np.random.Generator,
-) -> Int64[np.ndarray, " classes"]:
-    """Count `size` samples in the proportions of `mix`; each pass but the last exhausts a class."""
-    taken = np.zeros_like(class_sizes)
-    while (missing := size - taken.sum()) > 0:
-        unused = class_sizes - taken
-        weight = np.where(unused > 0, mix, 0.0)
-        if weight.sum() == 0:  # all remaining classes have a share of exactly 0
-            weight = unused.astype(np.float64)
-        quotas = missing * weight / weight.sum()
-        counts = round_to_total(quotas[:, None], np.array([missing]), generator)[:, 0]
-        taken += np.minimum(counts, unused)
-    return taken

@@ -1,21 +1,33 @@
 """Partition functions of the literature."""
 
-from collections.abc import Sequence
-from numbers import Integral
-
 import numpy as np
-from jaxtyping import Int64, Integer, Shaped
-from torch import Tensor
+from jaxtyping import Float64, Int64
 
 import fedprompt._checks as check
 from fedprompt.data import _arguments
-from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
-from fedprompt.data._counts import client_counts, deal, owned, smallest_client
+from fedprompt.data._arguments import (
+    Alpha,
+    Generator,
+    Indices,
+    Labels,
+    Names,
+    class_numbers,
+    concentrations,
+    numbered,
+    numpy_generator,
+    some_labels,
+)
+from fedprompt.data._counts import (
+    Counts,
+    client_counts,
+    deal,
+    drawn_counts,
+    minimum_counts,
+    owned,
+    raised,
+)
 from fedprompt.data.allocation import allocate
-from fedprompt.data.shares import dirichlet_shares, pathological_shares
-
-_DRAWS = 1000
-"""Number of times that :func:`dirichlet` draws shares before it gives up on `min_size`."""
+from fedprompt.data.shares import pathological_shares
 
 
 def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indices]:
@@ -51,8 +63,10 @@ def dirichlet(
     labels: Labels,
     num_clients: int,
     *,
-    alpha: float,
+    alpha: Alpha,
     min_size: int | None = None,
+    min_per_class: float = 0,
+    capped: bool = False,
     generator: Generator,
 ) -> list[Indices]:
     """Split each class over the clients in proportions from a Dirichlet distribution.
@@ -60,15 +74,24 @@ def dirichlet(
     The function combines :func:`~fedprompt.data.dirichlet_shares` and
     :func:`~fedprompt.data.allocate`. Shares that leave a client with fewer than `min_size` samples
     are drawn again, up to 1000 times. To give a test set the same proportions, call the two
-    functions and keep the shares.
+    functions and keep the shares, or use :func:`~fedprompt.data.class_shares`.
 
     Args:
-        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes.
+        labels: Classes of at least one sample. Only the classes that occur are split.
         num_clients: Number of clients, at least 1.
         alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
+            An array that broadcasts to (clients, classes) has one for each client and class that
+            occurs.
         min_size: Smallest number of samples of a client. If None, the first draw is used, and empty
             clients are an error, because they cannot train. With 0 a client may be empty. With 1 or
             more, shares are drawn again until all clients have as many.
+        min_per_class: Smallest number of samples of each class that a client has (FedHPL). A float
+            is a share of each class, rounded down to whole samples. Clients below it are raised to
+            it, and the others are scaled down.
+        capped: Whether classes are split one after another, each only over clients that have fewer
+            than an equal part of all samples so far. Many benchmarks do this, for example PFLlib,
+            FedL2G and FedOTP. Clients then differ less in size. A client can still exceed the equal
+            part by its share of one class, or by `min_per_class`.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -77,34 +100,59 @@ def dirichlet(
 
     Raises:
         ValueError: If no draw reaches `min_size`. The message names the best minimum of all draws.
-            If `min_size` is None, it names the empty clients.
+            If `min_size` is None, it names the empty clients. If a class has too few samples for
+            `min_per_class`.
 
     Example:
         >>> labels, draw = np.arange(1000) % 10, np.random.default_rng(0)
         >>> clients = dirichlet(labels, 5, alpha=0.3, min_size=40, generator=draw)
         >>> sum(len(client) for client in clients), min(len(client) for client in clients) >= 40
         (1000, True)
+        >>> clients = dirichlet(labels, 5, alpha=0.1, min_per_class=0.05, generator=draw)
+        >>> [np.bincount(labels[client]).min().item() for client in clients]
+        [5, 5, 5, 5, 5]
 
     References:
-        Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
+        Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, and
+        its code for the cap. Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with
+        Prompt Tuning and Logit Distillation", 2024, App. C.5.4, for the minimum.
     """
-    check.count("num_clients", num_clients)
-    check.optional(check.count, "min_size", min_size, at_least=0)
+    check.flag("capped", capped)
     generator = numpy_generator(generator)
-    array = some_labels(labels)
+    array = class_numbers(labels)
     class_sizes = np.bincount(array)
-    equal = f"an equal part of {len(array)} samples"
-    check.count("min_size", min_size or 0, at_least=0, at_most=len(array) // num_clients, of=equal)
-    best = 0
-    for _ in range(_DRAWS):
-        shares = dirichlet_shares(num_clients, len(class_sizes), alpha=alpha, generator=generator)
-        counts = client_counts(class_sizes, shares, generator)
-        smallest = smallest_client(counts, min_size)
-        if smallest >= (min_size or 0):
-            return deal(array, counts, generator)
-        best = max(best, smallest)
-    rule = f"be at most {best}, the best minimum in {_DRAWS} draws at alpha={alpha}"
-    raise check.wrong("min_size", rule, min_size)
+    drawn = concentrations(alpha, num_clients, len(class_sizes))
+    least = minimum_counts(min_per_class, class_sizes, num_clients) / class_sizes
+
+    def draw() -> Counts:
+        if capped:
+            return _capped_counts(class_sizes, drawn, least, generator)
+        shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
+        return client_counts(class_sizes, raised(shares, least), generator)
+
+    return deal(array, drawn_counts(draw, len(array), num_clients, min_size), generator)
+
+
+def _capped_counts(
+    class_sizes: Int64[np.ndarray, " classes"],
+    alpha: Float64[np.ndarray, "clients classes"],
+    least: Float64[np.ndarray, " classes"],
+    generator: np.random.Generator,
+) -> Counts:
+    """Count the samples of each class for each client, class by class, with the cap.
+
+    The benchmarks set the shares of clients at the cap to 0 and normalize the others. The others
+    then have a Dirichlet distribution themselves, so they are drawn from it directly. This holds
+    also where all their shares are rounded to 0.
+    """
+    counts = np.zeros((len(alpha) + 1, len(class_sizes)), dtype=np.int64)
+    for label in range(len(class_sizes)):
+        below = counts[:-1].sum(axis=1) * len(alpha) < class_sizes.sum()
+        shares = np.zeros((len(alpha), 1))
+        shares[below, 0] = generator.dirichlet(alpha[below, label])
+        one = class_sizes[[label]]
+        counts[:, [label]] = client_counts(one, raised(shares, least[[label]]), generator)
+    return counts
 
 
 def pathological(
@@ -122,11 +170,11 @@ def pathological(
     and keep the shares.
 
     Args:
-        labels: Classes of at least one sample. There are ``max(labels) + 1`` classes. If a class
-            has fewer samples than clients that drew it, some of these get none of it.
+        labels: Classes of at least one sample. Only the classes that occur are given to clients. If
+            a class has fewer samples than clients that drew it, some of these get none of it.
         num_clients: Number of clients, at least 1.
         classes_per_client: Number of classes of each client, at most all. Its product with
-            `num_clients` must be divisible by the number of classes.
+            `num_clients` must be divisible by the number of classes that occur.
         min_size: Smallest number of samples of a client, as in :func:`~fedprompt.data.allocate`. If
             None, empty clients are an error. With 0 a client may be empty.
         generator: Source of randomness, of numpy or torch.
@@ -146,7 +194,7 @@ def pathological(
         [2, 2, 2, 2, 2]
     """
     generator = numpy_generator(generator)
-    array = some_labels(labels)
+    array = class_numbers(labels)
     num_classes = int(array.max()) + 1
     shares = pathological_shares(
         num_clients, num_classes, classes_per_client=classes_per_client, generator=generator
@@ -155,44 +203,48 @@ def pathological(
 
 
 def by_domain(
-    domains: Sequence[str]
-    | Sequence[int | np.integer]
-    | Shaped[np.ndarray, " samples"]
-    | Integer[Tensor, " samples"],
+    domains: Names,
     num_clients: int | None = None,
     *,
+    all_domains: Names | None = None,
     generator: Generator | None = None,
 ) -> list[Indices]:
     """Assign the samples of each domain to one client, or split them over several clients.
 
     Every domain has the same number of clients. Within a domain, samples are split as by
-    :func:`iid`.
+    :func:`iid`. If you call the function for a training and a test set, pass `all_domains` to both
+    calls. Otherwise a domain without test samples shifts the clients after it.
 
     Args:
         domains: Domain of each sample, of at least one sample: all names or all integers.
         num_clients: Number of clients, a multiple of the number of domains. If None, it is the
             number of domains.
+        all_domains: All domains of the federation in any order, repeated or not, such as the
+            domains of the training samples. A domain without samples then has empty clients. If
+            None, they are the domains that occur.
         generator: Source of randomness, of numpy or torch. It is required with `num_clients`, and
             unused without.
 
     Returns:
-        For each client the positions of its samples, ascending, int64. Domains are in the order of
-        ``sorted(set(domains))``, and the clients of a domain follow one another.
+        For each client the positions of its samples, ascending, int64. Domains are in sorted order,
+        and the clients of a domain follow one another.
 
     Raises:
-        ValueError: If `num_clients` is not a multiple of the number of domains, or a domain has
-            fewer samples than clients.
+        ValueError: If `num_clients` is not a multiple of the number of domains, a domain is not in
+            `all_domains`, or, without `all_domains`, a domain has fewer samples than clients.
 
     Example:
-        >>> by_domain(["photo", "sketch", "photo", "art"])
+        >>> train = ["photo", "sketch", "photo", "art"]
+        >>> by_domain(train)
         [array([3]), array([0, 2]), array([1])]
+        >>> by_domain(["sketch", "art"], all_domains=train)
+        [array([1]), array([], dtype=int64), array([0])]
         >>> draw = np.random.default_rng(0)
         >>> by_domain(["photo", "art", "photo", "art"], 4, generator=draw)
         [array([1]), array([3]), array([0]), array([2])]
     """
-    number = _domain_numbers(domains)
+    number, num_domains = numbered("domains", domains, all_domains)
     check.optional(_arguments.check_random, "generator", generator)
-    num_domains = int(number.max()) + 1
     domain_samples = owned(number, num_domains)
     if num_clients is None:
         return domain_samples
@@ -202,23 +254,11 @@ def by_domain(
         raise check.wrong("num_clients", rule, num_clients)
     generator = numpy_generator(generator)
     fewest = min(map(len, domain_samples))
-    reason = f"because a domain has only {fewest} samples"
-    check.count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
+    if all_domains is None:
+        reason = f"because a domain has only {fewest} samples"
+        check.count("num_clients", num_clients, at_most=fewest * num_domains, of=reason)
     return [
-        samples[part]
+        np.sort(part)
         for samples in domain_samples
-        for part in iid(samples, num_clients // num_domains, generator=generator)
+        for part in np.array_split(generator.permutation(samples), num_clients // num_domains)
     ]
-
-
-def _domain_numbers(domains: object) -> Int64[np.ndarray, " samples"]:
-    """Number the domains in sorted order, and return the number of each sample."""
-    entries = check.entries("domains", domains)
-    check.some("domains", entries, "hold at least one domain")
-    wanted = str if isinstance(entries[0], str) else Integral
-    for position, entry in enumerate(entries):
-        if isinstance(entry, bool) or not isinstance(entry, wanted):
-            rule = "be a string or an integer, like all entries"
-            raise check.wrong_type(f"domains[{position}]", rule, check.kind(entry))
-    number = {domain: client for client, domain in enumerate(sorted(set(entries)))}
-    return np.array([number[entry] for entry in entries], dtype=np.int64)

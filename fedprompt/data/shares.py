@@ -4,13 +4,23 @@ Draw shares once and pass them to :func:`allocate` twice, for the training and t
 every client is tested on its own mix of classes.
 """
 
+from collections.abc import Sequence
 from math import gcd
 
 import numpy as np
 from jaxtyping import Float64
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import Generator, numpy_generator
+from fedprompt.data._arguments import (
+    Alpha,
+    Generator,
+    Indices,
+    Labels,
+    concentrations,
+    numpy_generator,
+    some_labels,
+)
+from fedprompt.data._counts import raised
 
 _Shares = Float64[np.ndarray, "clients classes"]
 
@@ -39,20 +49,29 @@ def iid_shares(num_clients: int, num_classes: int) -> _Shares:
 
 
 def dirichlet_shares(
-    num_clients: int, num_classes: int, *, alpha: float, generator: Generator
+    num_clients: int,
+    num_classes: int,
+    *,
+    alpha: Alpha,
+    min_per_class: float = 0.0,
+    generator: Generator,
 ) -> _Shares:
-    r"""Draw the shares of each class among the clients from a symmetric Dirichlet distribution.
+    r"""Draw the shares of each class among the clients from a Dirichlet distribution.
 
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
               \quad \text{for each class } c
 
-    With a small `alpha`, one client has most of a class. The share of a client is not capped,
-    unlike in some benchmark code.
+    With a small `alpha`, one client has most of a class. The share of a client is not capped. A
+    cap depends on the sizes of classes: use :func:`~fedprompt.data.dirichlet` with ``capped=True``,
+    and :func:`~fedprompt.data.class_shares` for the test set.
 
     Args:
         num_clients: Number of clients M, at least 1.
         num_classes: Number of classes, at least 1.
-        alpha: Concentration, above 0 and at most 1e12. Usual values are 0.1, 0.3, 0.5 and 1.
+        alpha: Concentration, above 0 and at most 1e12. Usual values are 0.1, 0.3, 0.5 and 1. An
+            array that broadcasts to (clients, classes) has one for each client and class.
+        min_per_class: Smallest share of each class that a client has, at most ``1 / num_clients``.
+            Smaller shares are raised to it, and the others are scaled down.
         generator: Source of randomness, of numpy or torch.
 
     Returns:
@@ -66,11 +85,12 @@ def dirichlet_shares(
     References:
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    check.count("num_clients", num_clients)
     check.count("num_classes", num_classes)
-    check.number("alpha", alpha, above=0.0, at_most=1e12)  # numpy overflows near 1e308
+    drawn = concentrations(alpha, num_clients, num_classes)
+    check.number("min_per_class", min_per_class, at_least=0.0, at_most=1 / num_clients)
     generator = numpy_generator(generator)
-    return generator.dirichlet(np.full(num_clients, float(alpha)), size=num_classes).T.copy()
+    shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
+    return raised(shares, float(min_per_class))
 
 
 def pathological_shares(
@@ -129,3 +149,34 @@ def pathological_shares(
         left[picked] -= 1
         shares[client, picked] = portions[left[picked], picked]
     return shares
+
+
+def class_shares(labels: Labels, clients: Sequence[Indices], num_classes: int) -> _Shares:
+    """Return the share of each class that each client holds.
+
+    Pass the shares of a partition of the training set to :func:`~fedprompt.data.allocate`, and the
+    test set has the same mixes. This works for any partition without overlap, also for one that
+    was drawn again for `min_size`, or capped.
+
+    Args:
+        labels: Classes in [0, classes) of at least one sample.
+        clients: For each client the positions of its samples in `labels`.
+        num_classes: Number of classes of the data set. It is required, because one of the two sets
+            may lack the last class.
+
+    Returns:
+        A matrix (clients, classes). A class without samples has shares of 0.
+
+    Example:
+        >>> class_shares([0, 0, 1, 1], [[0], [1, 2, 3]], 3)
+        array([[0.5, 0. , 0. ],
+               [0.5, 1. , 0. ]])
+    """
+    check.count("num_classes", num_classes)
+    array = some_labels(labels, num_classes=num_classes)
+    counts = np.zeros((len(clients), num_classes))
+    for client, positions in enumerate(clients):
+        of = ", the positions in `labels`"
+        own = check.integers(f"clients[{client}]", positions, below=len(array), of=of)
+        counts[client] = np.bincount(array[own], minlength=num_classes)
+    return counts / np.maximum(np.bincount(array, minlength=num_classes), 1)

@@ -1,9 +1,17 @@
-"""Splits of a client's samples, and of classes."""
+"""Splits of samples into two sides, and of classes."""
 
 import numpy as np
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
+from fedprompt.data._arguments import (
+    Generator,
+    Indices,
+    Labels,
+    Names,
+    numbered,
+    numpy_generator,
+    some_labels,
+)
 
 
 def study_quiz_split(
@@ -35,6 +43,39 @@ def study_quiz_split(
     generator = numpy_generator(generator)
     order = generator.permutation(len(check.integers("labels", labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
+
+
+def group_split(groups: Names, *, share: float, generator: Generator) -> tuple[Indices, Indices]:
+    """Hold out a share of the groups, such as patients or users, with all their samples.
+
+    Use it if samples of one patient resemble each other. A random split would put some of them on
+    both sides, and the accuracy on the test side would be too high. For a stratified split, pass
+    two rows of shares to :func:`~fedprompt.data.allocate`.
+
+    Args:
+        groups: Group of each sample, of at least two groups: all names or all integers.
+        share: Share of the groups to hold out, above 0 and below 1. It is rounded to at least one
+            group on each side. Groups count equally, whatever their sizes.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        Positions of the kept and of the held-out samples, ascending, int64. They are disjoint and
+        cover all samples.
+
+    Example:
+        >>> patients = ["ann", "bob", "ann", "cid", "bob"]
+        >>> group_split(patients, share=0.3, generator=np.random.default_rng(0))
+        (array([0, 1, 2, 4]), array([3]))
+    """
+    check.number("share", share, above=0.0, at_most=1.0)
+    generator = numpy_generator(generator)
+    number, count = numbered("groups", groups)
+    if count < 2 or share == 1:
+        got = f"{count} groups and a share of {share}"
+        raise check.wrong("groups", "have at least two groups, one on each side", got)
+    held = generator.permutation(count)[: min(max(round(share * count), 1), count - 1)]
+    side = np.isin(number, held)
+    return np.flatnonzero(~side), np.flatnonzero(side)
 
 
 def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:
