@@ -1,6 +1,7 @@
 """Division of images: over clients, into training and test images, and a part of them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ def divide(
         used = fp.data.few_shot(labels, shots=partition.shots, generator=generator)
     classes, places = labels.numpy()[used], domains.numpy()[used]
     if partition.kind == "domains":
-        shards = _by_domain(partition.alpha, classes, places, num_clients, generator)
+        shards = _by_domain(partition, classes, places, num_clients, generator)
     else:
         shards = _by_class(partition, classes, num_clients, generator)
     return [torch.from_numpy(used[shard]) for shard in shards]
@@ -52,16 +53,18 @@ def _by_class(
     partition: Partition, labels: np.ndarray, count: int, generator: np.random.Generator
 ) -> list[np.ndarray]:
     drawn = {"num_clients": count, "generator": generator}
+    dirichlet = drawn | {"min_per_class": partition.min_per_class}
     size = len(labels) // count
     match partition.kind:
         case "iid":
             return fp.data.iid(labels, **drawn)
         case "dirichlet":
-            share = math.ceil(partition.min_share * len(labels))
-            smallest = max(min(SMALLEST, size // 4), share)
-            return fp.data.dirichlet(labels, alpha=partition.alpha, min_size=smallest, **drawn)
+            alpha = _concentration(partition.alpha, labels, count, generator)
+            fixed = {"min_size": min(SMALLEST, size // 4), "capped": partition.capped}
+            return fp.data.dirichlet(labels, alpha=alpha, **fixed, **dirichlet)
         case "overlapping":
-            return fp.data.dirichlet_overlapping(labels, alpha=partition.alpha, size=size, **drawn)
+            alpha = _concentration(partition.alpha, labels, count, generator)
+            return fp.data.dirichlet_overlapping(labels, alpha=alpha, size=size, **dirichlet)
         case "classes" if partition.disjoint:
             order = generator.permutation(int(labels.max()) + 1)
             owned = np.array_split(order, count)
@@ -69,6 +72,18 @@ def _by_class(
         case "classes":
             return _few_classes(labels, partition.classes, count, generator)
     raise ValueError(f"`partition.kind` must be that of a Partition; got {partition.kind!r}.")
+
+
+def _concentration(
+    alpha: float | str | None, labels: np.ndarray, count: int, generator: np.random.Generator
+) -> Any:
+    """Return a concentration, or draw some (clients, classes) that sum to 1 over an axis."""
+    kinds = len(np.unique(labels))
+    if alpha == "classes":
+        return generator.dirichlet(np.ones(kinds), size=count)
+    if alpha == "clients":
+        return generator.dirichlet(np.ones(count), size=kinds).T
+    return alpha
 
 
 def _few_classes(
@@ -90,7 +105,7 @@ def _few_classes(
 
 
 def _by_domain(
-    alpha: float | None,
+    partition: Partition,
     labels: np.ndarray,
     domains: np.ndarray,
     count: int,
@@ -102,10 +117,11 @@ def _by_domain(
     if rest or not clients:
         rule = f"be divisible by the {len(owned)} domains"
         raise ValueError(f"`num_clients` must {rule}; got {count}.")
-    drawn = {"alpha": alpha, "min_size": 1, "generator": generator}
+    drawn = {"alpha": partition.alpha, "min_size": 1, "capped": partition.capped}
+    drawn |= {"generator": generator}
     shards = []
     for images in owned:
-        if alpha is None:
+        if partition.alpha is None:
             shards += np.array_split(generator.permutation(images), clients)
         else:
             parts = fp.data.dirichlet(labels[images], clients, **drawn)

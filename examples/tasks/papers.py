@@ -30,23 +30,28 @@ class Partition:
         kind: "iid"; "dirichlet", disjoint; "overlapping", shards of equal size that may share
             images, by Dirichlet; "classes", a few classes a client; "domains", clients of one
             domain each.
-        alpha: Concentration of the Dirichlet distribution. With "domains", the images of a domain
-            are divided over its clients by it, or evenly if it is None.
+        alpha: Concentration of the Dirichlet distribution. With "classes" or "clients", each client
+            and class has one at random, and they sum to 1 over classes or over clients. With the
+            kind "domains", the images of a domain are divided over its clients by it, or evenly if
+            it is None.
         classes: Number of classes of a client, for "classes". If None, with `disjoint`, all classes
             are divided evenly over the clients.
         disjoint: Whether no two clients have a class in common, for "classes".
         shots: Maximum number of training images of each class, drawn before the division. If None,
             all are used.
-        min_share: Smallest share of all training images that a client has, for "dirichlet". Draws
-            below it are repeated.
+        min_per_class: Smallest number of images of each class that a client has, or share of each
+            class, for "dirichlet" and "overlapping".
+        capped: Whether a client that has an equal part of all images gets none of further classes,
+            for a Dirichlet distribution without overlap.
     """
 
     kind: str
-    alpha: float | None = None
+    alpha: float | Literal["classes", "clients"] | None = None
     classes: int | None = None
     disjoint: bool = False
     shots: int | None = None
-    min_share: float = 0.0
+    min_per_class: float = 0
+    capped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +213,9 @@ def _setting(values: dict[str, Any]) -> Setting:
         raise ValueError(f"{where}: {error}") from error
     if made.partition.kind not in KINDS:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
+    if isinstance(alpha := made.partition.alpha, str) and alpha not in ("classes", "clients"):
+        rule = "be a number, 'classes' or 'clients'"
+        raise ValueError(f"{where}: `alpha` must {rule}; got {alpha!r}.")
     for row, family in rows:
         here = f"{where}, row {row.title!r}"
         if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):

@@ -229,6 +229,10 @@ COOP = {
     "food101-coop": ("food-101", "images", "Food101"),
     "pets-coop": ("oxford-iiit-pet", "images", "OxfordPets"),
     "caltech101-coop": ("caltech101", "101_ObjectCategories", "Caltech101"),
+    "eurosat-coop": ("eurosat", "2750", "EuroSAT"),
+    "cars-coop": ("stanford_cars", ".", "StanfordCars"),
+    "sun397-coop": ("sun397", "SUN397", "SUN397"),
+    "ucf101-coop": ("ucf101", "UCF-101-midframes", "UCF101"),
 }
 
 
@@ -245,6 +249,38 @@ def coop(root: Path, *, name: str, train: int = 2, test: int = 1, classes: int =
     (root / base / f"split_zhou_{title}.json").write_text(json.dumps(lists))
 
 
+def aircraft(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
+    base, names = root / "fgvc-aircraft-2013b" / "data", named(classes)
+    for side, count in (("train", train), ("test", test)):
+        rows = []
+        for label in labels_of(classes, count).tolist():
+            rows.append(f"{side}{len(rows)} {names[label]}")
+            write_photo(base / "images" / f"{rows[-1].split()[0]}.jpg", label, mark(side))
+        (base / f"images_variant_{side}.txt").write_text("\n".join(rows) + "\n")
+    (base / "variants.txt").write_text("\n".join(names) + "\n")
+
+
+def imagenet(root: Path, *, train: int = 2, test: int = 1, classes: int = 5) -> None:
+    base, lines = root / "imagenet", []
+    for label, name in enumerate(named(classes)):
+        wnid = f"n{label:08d}"
+        lines.append(f"{wnid} {name}")
+        for folder, side, count in (("train", "train", train), ("val", "test", test)):
+            for index in range(count):
+                path = base / "images" / folder / wnid / f"{index}.JPEG"
+                write_photo(path, label, mark(side))
+    (base / "classnames.txt").write_text("\n".join(lines[::-1]) + "\n")
+
+
+def fedbn_lists(root: Path, folder: str, listed: str, split: dict[str, list[str]]) -> None:
+    """Write FedBN's lists of image files, in its old format."""
+    for key, files in split.items():
+        names = np.array([Path(file).parts[-2] for file in files])
+        content = np.array([f"{listed}/{file}" for file in files], dtype=object), names
+        text = pickle.dumps(content, protocol=2).replace(b"numpy._core", b"numpy.core")
+        (root / folder / f"{key}.pkl").write_bytes(text)
+
+
 WRITERS: dict[str, Callable[..., None]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -255,6 +291,8 @@ WRITERS: dict[str, Callable[..., None]] = {
     "office-caltech10": office_caltech10,
     "domainnet": domainnet,
     **{name: partial(coop, name=name) for name in COOP},
+    "aircraft-coop": aircraft,
+    "imagenet-coop": imagenet,
 }
 
 

@@ -1,5 +1,7 @@
 """Each data set is read from fabricated files in its own format."""
 
+import io
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from fabricated import color, fabricate, unchecked
 from tasks import sets
 from tasks.sets import readers
 
+KINDS = {*fabricated.OFFICE, *fabricated.TEN}
 PALETTE = torch.tensor([color(number) for number in range(216)]).float()
 
 
@@ -44,7 +47,9 @@ CASES = {
     "flowers102": (204, 102, 16, 102, (59, "pink-yellow dahlia")),
     "tiny-imagenet": (10, 5, 64, 5, (3, "thing 3")),
     "domainnet": (120, 60, 16, 10, (3, "ice cream")),
-    **dict.fromkeys(fabricated.COOP, (10, 5, 16, 5, (1, "kind 001"))),
+    **dict.fromkeys(
+        (*fabricated.COOP, "aircraft-coop", "imagenet-coop"), (10, 5, 16, 5, (1, "kind 001"))
+    ),
 }
 
 
@@ -82,6 +87,48 @@ def test_office_is_split_in_each_class_of_each_domain(tmp_path):
     assert task.class_names[:2] == ("backpack", "bike")
 
 
+@pytest.mark.parametrize("name", fabricated.DOMAINS)
+def test_lists_of_fedbn_divide_the_images(name, tmp_path):
+    """Each domain trains on the images 2 and 0 of each class in this order, and is tested on 1."""
+    fabricate(name, tmp_path)
+    base = {"office-caltech10": "office_caltech_10"}.get(name, name)
+    own = sets.load(name, tmp_path, size=16)  # its cached pixels must not be used
+    for domain in fabricated.DOMAINS[name]:
+        kinds = [
+            kind for kind in sorted((tmp_path / base / domain).iterdir()) if kind.name in KINDS
+        ]
+        files = [sorted(kind.iterdir())[:3] for kind in kinds]
+        places = [[str(file.relative_to(tmp_path / base)) for file in three] for three in files]
+        split = {f"{domain}_train": [a for one in places for a in (one[2], one[0])]}
+        split |= {f"{domain}_test": [one[1] for one in places]}
+        fabricated.fedbn_lists(tmp_path, base, "Elsewhere", split)
+    listed = sets.load(name, tmp_path, size=16)
+    assert len(listed.train.labels) == 2 * 10 * len(fabricated.DOMAINS[name])
+    assert listed.test.labels.tolist() == [*range(10)] * len(fabricated.DOMAINS[name])
+    assert seen(listed.train.pixels)[0].tolist() == listed.train.labels.tolist()
+    assert listed.class_names == own.class_names
+    next((tmp_path / base).glob("*_test.pkl")).unlink()
+    with pytest.raises(FileNotFoundError, match="FedBN's lists of all domains"):
+        sets.load(name, tmp_path, size=16)
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __reduce__(self):
+        return eval, ("open('hostile', 'w')",)
+
+
+def test_a_hostile_list_of_images_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for content in ([Hostile()], np.array([Hostile()], dtype=object)):
+        with pytest.raises(
+            pickle.UnpicklingError, match=r"arrays and strings only; got builtins\."
+        ):
+            readers.ArrayUnpickler(io.BytesIO(pickle.dumps(content))).load()
+    assert not (tmp_path / "hostile").exists()
+
+
 MISSING = {
     "cifar10": ("data_batch_3", "CIFAR10"),
     "cifar100": ("train", "CIFAR100"),
@@ -92,6 +139,8 @@ MISSING = {
     "office-caltech10": ("webcam", "FedBN"),
     "domainnet": ("sketch_test.txt", "M3SDA"),
     **dict.fromkeys(fabricated.COOP, ("split_zhou_*.json", "CoOp")),
+    "aircraft-coop": ("variants.txt", "CoOp"),
+    "imagenet-coop": ("classnames.txt", "CoOp"),
 }
 
 

@@ -13,6 +13,7 @@ from tasks.sets.readers import (
     ImageSet,
     Listed,
     decoded_sides,
+    fedbn_lists,
     fifth_held_out,
     is_image,
     require,
@@ -105,7 +106,8 @@ DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 def office_caltech10(root: Path, size: int) -> ImageSet:
     """Read Office-Caltech10: four domains with the same ten classes.
 
-    The data set has no split: a fifth of each class of each domain, drawn with seed 0, is for
+    The split is that of FedBN's lists, ``amazon_train.pkl`` and so on, if they are in the folder,
+    as in FedBN's archive. Otherwise a fifth of each class of each domain, drawn with seed 0, is for
     testing.
     """
     base = root / "office_caltech_10"
@@ -120,8 +122,10 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
         if differing := {*classes} ^ {*whole.classes}:
             rule = "must have the same classes as the other folders; only one has"
             raise ValueError(f"{whole.root} {rule} {sorted(differing)}.")
-    train, test = zip(*map(fifth_held_out, wholes), strict=True)
-    sides = decoded_sides(train, test, base, "office-caltech10", size)
+    listed = fedbn_lists(base, OFFICE, classes, size)
+    train, test = listed or zip(*map(fifth_held_out, wholes), strict=True)
+    name = "office-caltech10-fedbn" if listed else "office-caltech10"
+    sides = decoded_sides(train, test, base, name, size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     return ImageSet("", *sides, words([names.get(name, name) for name in classes]), OFFICE)
 
@@ -134,8 +138,15 @@ TEN = (
 
 
 def domainnet(root: Path, size: int) -> ImageSet:
-    """Read ten classes of DomainNet in six domains. Its authors' lists divide the images."""
+    """Read ten classes of DomainNet in six domains.
+
+    The split is that of FedBN's lists, ``clipart_train.pkl`` and so on, if they are in the folder.
+    Otherwise it is that of DomainNet's authors.
+    """
     base = root / "domainnet"
+    if listed := fedbn_lists(base, DOMAINNET, TEN, size):
+        sides = decoded_sides(*listed, base, "domainnet-fedbn", size)
+        return ImageSet("", *sides, words(TEN), DOMAINNET)
     how = (
         "Download the archives and the lists of all domains from http://ai.bu.edu/M3SDA/ and "
         f"extract them in {base.resolve()}."

@@ -4,6 +4,7 @@ Nothing is downloaded. An error names the missing file and the command or addres
 """
 
 import os
+import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -117,6 +118,52 @@ def in_memory(pixels: Any, labels: Any) -> Images:
 def words(names: Sequence[str]) -> tuple[str, ...]:
     """Replace underscores in class names by spaces."""
     return tuple(name.replace("_", " ") for name in names)
+
+
+ARRAYS = {
+    *(("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")),
+    *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
+}
+"""Classes and functions in a pickle of arrays, by module and name."""
+
+
+class ArrayUnpickler(pickle.Unpickler):
+    """Unpickler of arrays, strings and plain containers. All else could run code and is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a class or a function that arrays need.
+
+        Raises:
+            UnpicklingError: If it is another one.
+        """
+        if (module, name) not in ARRAYS:
+            rule = "must contain arrays and strings only"
+            raise pickle.UnpicklingError(f"A list of images {rule}; got {module}.{name}.")
+        return super().find_class(module, name)
+
+
+def fedbn_lists(
+    base: Path, domains: Sequence[str], classes: Sequence[str], size: int
+) -> tuple[list[Listed], list[Listed]] | None:
+    """Read FedBN's fixed lists of training and test images, one of each for a domain.
+
+    Returns:
+        The training and the test images of each domain, or None if the first list is missing.
+    """
+    if not (base / f"{domains[0]}_train.pkl").exists():
+        return None
+    sides = []
+    for side in ("train", "test"):
+        files = [f"{domain}_{side}.pkl" for domain in domains]
+        require(base, files, "Put FedBN's lists of all domains there, or none.")
+        sides.append([])
+        for file in files:
+            with (base / file).open("rb") as opened_file:
+                paths, names = ArrayUnpickler(opened_file).load()
+            # Paths are DOMAIN/CLASS/FILE in a folder whose name differs among systems.
+            own = [base.joinpath(*Path(path).parts[-3:]) for path in paths]
+            sides[-1].append(Listed(own, [classes.index(name) for name in names], size))
+    return sides[0], sides[1]
 
 
 def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
