@@ -59,11 +59,11 @@ def _by_class(
         case "iid":
             return fp.data.iid(labels, **drawn)
         case "dirichlet":
-            alpha = _concentration(partition.alpha, labels, count, generator)
+            alpha = concentration(partition.alpha, labels, count, generator)
             fixed = {"min_size": min(SMALLEST, size // 4), "capped": partition.capped}
             return fp.data.dirichlet(labels, alpha=alpha, **fixed, **dirichlet)
         case "overlapping":
-            alpha = _concentration(partition.alpha, labels, count, generator)
+            alpha = concentration(partition.alpha, labels, count, generator)
             return fp.data.dirichlet_overlapping(labels, alpha=alpha, size=size, **dirichlet)
         case "classes" if partition.disjoint:
             order = generator.permutation(int(labels.max()) + 1)
@@ -74,7 +74,7 @@ def _by_class(
     raise ValueError(f"`partition.kind` must be that of a Partition; got {partition.kind!r}.")
 
 
-def _concentration(
+def concentration(
     alpha: float | str | None, labels: np.ndarray, count: int, generator: np.random.Generator
 ) -> Any:
     """Return a concentration, or draw some (clients, classes) that sum to 1 over an axis."""

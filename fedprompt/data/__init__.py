@@ -2,10 +2,9 @@
 
 from fedprompt.data.allocation import allocate
 from fedprompt.data.labels import labels_of
-from fedprompt.data.overlapping import dirichlet_overlapping
-from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
+from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
+from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
 from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
-from fedprompt.data.sizes import dirichlet_sizes, quantity_skew
 from fedprompt.data.splits import base_new_split, few_shot, group_split, study_quiz_split
 
 __all__ = [

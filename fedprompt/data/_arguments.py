@@ -54,25 +54,20 @@ def class_numbers(labels: Labels) -> Int64[np.ndarray, " samples"]:
 def numbered(
     argument: str, names: object, known: object = None
 ) -> tuple[Int64[np.ndarray, " samples"], int]:
-    """Number the names of samples in sorted order, or their names among all known ones.
-
-    Returns:
-        The number of each sample, and the number of names.
-    """
-    entries = check.entries(argument, names)
-    if known is None:
-        check.some(argument, entries, f"hold at least one {argument.rstrip('s')}")
-    every = entries if known is None else check.entries(f"all_{argument}", known)
-    wanted = str if every and isinstance(every[0], str) else Integral
-    for place, listed in ((argument, entries), (f"all_{argument}", every)):
-        for position, entry in enumerate(listed):
-            if isinstance(entry, bool) or not isinstance(entry, wanted):
-                rule = "be a string or an integer, like all entries"
-                raise check.wrong_type(f"{place}[{position}]", rule, check.kind(entry))
-    number = {name: position for position, name in enumerate(sorted(set(every)))}
-    if unknown := sorted({*entries} - number.keys()):
-        raise check.wrong(argument, f"be among `all_{argument}`", unknown[:5])
-    return np.array([number[entry] for entry in entries], dtype=np.int64), len(number)
+    """Number names in sorted order, or among all known ones; return their number as well."""
+    place, every = (argument, names) if known is None else (f"all_{argument}", known)
+    entries = check.entries(place, every)
+    check.some(place, entries, f"hold at least one {argument[:-1]}")
+    wanted = str if isinstance(entries[0], str) else Integral
+    for position, entry in enumerate(entries):
+        if isinstance(entry, bool) or not isinstance(entry, wanted):
+            rule = "be a string or an integer, like all entries"
+            raise check.wrong_type(f"{place}[{position}]", rule, check.kind(entry))
+    number = {name: position for position, name in enumerate(sorted(set(entries)))}
+    own = check.entries(argument, names)
+    if unknown := [name for name in own if name not in number]:
+        raise check.wrong(argument, f"be among `{place}`", check.kind(unknown[0]))
+    return np.array([number[name] for name in own], dtype=np.int64), len(number)
 
 
 def concentrations(
@@ -80,16 +75,13 @@ def concentrations(
 ) -> Float64[np.ndarray, "clients classes"]:
     """Check concentrations, and repeat them for all clients and classes."""
     check.count("num_clients", num_clients)
-    shape = (num_clients, num_classes)
-    if not isinstance(alpha, np.ndarray | Sequence) or isinstance(alpha, str):
+    if not isinstance(alpha, np.ndarray | list | tuple):
         check.number("alpha", alpha, above=0.0, at_most=LARGEST_ALPHA)
-        return np.full(shape, float(alpha))
-    array = np.asarray(alpha, dtype=np.float64)
-    if array.ndim > 2 or any(
-        n not in (1, m) for n, m in zip(array.shape[::-1], shape[::-1], strict=False)
-    ):
-        rule = f"be a number, or broadcast to (clients, classes) = {shape}"
-        raise check.wrong("alpha", rule, f"shape {array.shape}")
+    array, shape = np.asarray(alpha, dtype=np.float64), (num_clients, num_classes)
     if wrong := array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist():
         raise check.wrong("alpha", f"be above 0 and at most {LARGEST_ALPHA:g}", wrong[0])
-    return np.broadcast_to(array, shape)
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError as error:
+        rule = f"be a number, or broadcast to (clients, classes) = {shape}"
+        raise check.wrong("alpha", rule, f"shape {array.shape}") from error

@@ -22,14 +22,16 @@ def minimum_counts(
     min_per_class: float, class_sizes: Int64[np.ndarray, " classes"], holders: int
 ) -> Int64[np.ndarray, " classes"]:
     """Count the samples of each class that each of some holders has at least."""
-    if isinstance(min_per_class, Integral):
-        smallest = int(class_sizes.min())
-        of = f"because the smallest class has {smallest} samples"
-        check.count("min_per_class", min_per_class, at_least=0, at_most=smallest // holders, of=of)
-        return np.full_like(class_sizes, min_per_class)
-    check.number("min_per_class", min_per_class, at_least=0.0, at_most=1 / holders)
+    check.number("min_per_class", min_per_class, at_least=0)
+    of = np.ones_like(class_sizes) if isinstance(min_per_class, Integral) else class_sizes
     # Rounded first, because .29 * 100 is below 29.
-    return np.floor(np.round(min_per_class * class_sizes, 6)).astype(np.int64)
+    least = np.floor(np.round(min_per_class * of, 6)).astype(np.int64)
+    if (short := least * holders > class_sizes).any():
+        rule = (
+            f"be small enough for {holders} clients and {class_sizes[short][0]} samples of a class"
+        )
+        raise check.wrong("min_per_class", rule, min_per_class)
+    return least
 
 
 def raised(
@@ -41,7 +43,7 @@ def raised(
     while (scaled < least).any():
         low |= scaled < least
         rest = np.where(low, 0.0, shares)
-        free = (1 - least * low.sum(axis=0)) / np.maximum(rest.sum(axis=0), np.finfo(float).tiny)
+        free = (1 - least * low.sum(axis=0)) / np.maximum(rest.sum(axis=0), 1e-300)
         scaled = np.where(low, least, rest * free)
     return scaled
 

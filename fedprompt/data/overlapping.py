@@ -1,17 +1,12 @@
-"""Partitions in which clients may share samples."""
+"""Partitions with given numbers of samples, with or without overlap."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import (
-    Alpha,
-    Generator,
-    Indices,
-    Labels,
-    class_numbers,
-    concentrations,
-    numpy_generator,
-)
+from fedprompt.data import _arguments
+from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
 from fedprompt.data._counts import deal, fill, minimum_counts, raised
 
 
@@ -63,10 +58,10 @@ def dirichlet_overlapping(
         Distillation", 2024.
     """
     generator = numpy_generator(generator)
-    array = class_numbers(labels)
+    array = _arguments.class_numbers(labels)
     check.count("size", size, at_most=len(array), of="the number of labels")
     class_sizes = np.bincount(array)
-    drawn = concentrations(alpha, num_clients, len(class_sizes))
+    drawn = _arguments.concentrations(alpha, num_clients, len(class_sizes))
     least = minimum_counts(min_per_class, class_sizes, 1)
     if least.sum() > size:
         rule = f"fit into `size`, {size}"
@@ -78,3 +73,45 @@ def dirichlet_overlapping(
         taken = fill(mix, class_sizes, size, generator)
         clients += deal(array, np.stack((taken, class_sizes - taken)), generator)
     return clients
+
+
+def dirichlet_sizes(
+    labels: Labels, sizes: Sequence[int], *, alpha: Alpha, generator: Generator
+) -> list[Indices]:
+    """Give clients given numbers of samples, in random class proportions, and no sample twice.
+
+    Clients choose in turn, in proportions from a Dirichlet distribution over classes. If a class is
+    exhausted, the other classes fill the remainder in their proportions. If `sizes` sum to nearly
+    all samples, the last clients get what is left.
+
+    Args:
+        labels: Classes of at least one sample. Clients have mixes of the classes that occur.
+        sizes: Number of samples of each client, at least 1. They sum to at most ``len(labels)``,
+            and the rest is not assigned.
+        alpha: Concentration, above 0 and at most 1e12. With a small one, a client has few classes.
+            An array that broadcasts to (clients, classes) has one for each client and class that
+            occurs.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        For each client the positions of its samples in `labels`, ascending, int64.
+
+    Example:
+        >>> draw = np.random.default_rng(0)
+        >>> clients = dirichlet_sizes([0, 0, 0, 1, 1, 1], [3, 1], alpha=0.5, generator=draw)
+        >>> [len(client) for client in clients]
+        [3, 1]
+    """
+    generator = numpy_generator(generator)
+    array = _arguments.class_numbers(labels)
+    chosen = check.integers("sizes", sizes)
+    check.some("sizes", chosen.size, "have the size of at least one client")
+    if chosen.min() < 1 or chosen.sum() > len(array):
+        rule = f"be at least 1, and sum to at most {len(array)}, the number of labels"
+        raise check.wrong("sizes", rule, f"a minimum of {chosen.min()}, a sum of {chosen.sum()}")
+    counts, left = [], np.bincount(array)
+    drawn = _arguments.concentrations(alpha, len(chosen), len(left))
+    for mix, size in zip([*map(generator.dirichlet, drawn)], chosen.tolist(), strict=True):
+        counts.append(fill(mix, left, size, generator))
+        left = left - counts[-1]
+    return deal(array, np.stack([*counts, left]), generator)

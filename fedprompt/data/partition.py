@@ -4,28 +4,9 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 import fedprompt._checks as check
-from fedprompt.data import _arguments
-from fedprompt.data._arguments import (
-    Alpha,
-    Generator,
-    Indices,
-    Labels,
-    Names,
-    class_numbers,
-    concentrations,
-    numbered,
-    numpy_generator,
-    some_labels,
-)
-from fedprompt.data._counts import (
-    Counts,
-    client_counts,
-    deal,
-    drawn_counts,
-    minimum_counts,
-    owned,
-    raised,
-)
+from fedprompt.data import _arguments, _counts
+from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, Names, numpy_generator
+from fedprompt.data._counts import Counts, client_counts, raised
 from fedprompt.data.allocation import allocate
 from fedprompt.data.shares import pathological_shares
 
@@ -53,7 +34,7 @@ def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indic
         [array([2, 3, 4]), array([0, 1])]
     """
     generator = numpy_generator(generator)
-    num_samples = len(some_labels(labels))
+    num_samples = len(_arguments.some_labels(labels))
     check.count("num_clients", num_clients, at_most=num_samples, of="the number of samples")
     order = generator.permutation(num_samples).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, num_clients)]
@@ -119,10 +100,10 @@ def dirichlet(
     """
     check.flag("capped", capped)
     generator = numpy_generator(generator)
-    array = class_numbers(labels)
+    array = _arguments.class_numbers(labels)
     class_sizes = np.bincount(array)
-    drawn = concentrations(alpha, num_clients, len(class_sizes))
-    least = minimum_counts(min_per_class, class_sizes, num_clients) / class_sizes
+    drawn = _arguments.concentrations(alpha, num_clients, len(class_sizes))
+    least = _counts.minimum_counts(min_per_class, class_sizes, num_clients) / class_sizes
 
     def draw() -> Counts:
         if capped:
@@ -130,7 +111,9 @@ def dirichlet(
         shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
         return client_counts(class_sizes, raised(shares, least), generator)
 
-    return deal(array, drawn_counts(draw, len(array), num_clients, min_size), generator)
+    return _counts.deal(
+        array, _counts.drawn_counts(draw, len(array), num_clients, min_size), generator
+    )
 
 
 def _capped_counts(
@@ -153,6 +136,47 @@ def _capped_counts(
         one = class_sizes[[label]]
         counts[:, [label]] = client_counts(one, raised(shares, least[[label]]), generator)
     return counts
+
+
+def quantity_skew(
+    labels: Labels,
+    num_clients: int,
+    *,
+    alpha: Alpha,
+    min_size: int | None = None,
+    generator: Generator,
+) -> list[Indices]:
+    """Give clients unlike numbers of samples, drawn at random whatever their labels.
+
+    The shares of all samples are drawn from a Dirichlet distribution. Clients have the class mix of
+    the data set, up to chance.
+
+    Args:
+        labels: Labels of at least one sample. Only their number matters.
+        num_clients: Number of clients, at least 1.
+        alpha: Concentration, above 0 and at most 1e12, or an array (clients, 1) with one for each
+            client. With a small one, a few clients have most of the samples.
+        min_size: Smallest number of samples of a client, as in :func:`dirichlet`.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        For each client the positions of its samples in `labels`, ascending, int64. Every sample
+        has one owner.
+
+    Raises:
+        ValueError: If no draw reaches `min_size`, or, if it is None, a client has no samples.
+
+    Example:
+        >>> draw = np.random.default_rng(0)
+        >>> clients = quantity_skew([0, 1] * 500, 4, alpha=1.0, min_size=50, generator=draw)
+        >>> [len(client) for client in clients]
+        [351, 72, 299, 278]
+
+    References:
+        Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
+    """
+    whole = np.zeros_like(_arguments.some_labels(labels))
+    return dirichlet(whole, num_clients, alpha=alpha, min_size=min_size, generator=generator)
 
 
 def pathological(
@@ -194,7 +218,7 @@ def pathological(
         [2, 2, 2, 2, 2]
     """
     generator = numpy_generator(generator)
-    array = class_numbers(labels)
+    array = _arguments.class_numbers(labels)
     num_classes = int(array.max()) + 1
     shares = pathological_shares(
         num_clients, num_classes, classes_per_client=classes_per_client, generator=generator
@@ -243,9 +267,9 @@ def by_domain(
         >>> by_domain(["photo", "art", "photo", "art"], 4, generator=draw)
         [array([1]), array([3]), array([0]), array([2])]
     """
-    number, num_domains = numbered("domains", domains, all_domains)
+    number, num_domains = _arguments.numbered("domains", domains, all_domains)
     check.optional(_arguments.check_random, "generator", generator)
-    domain_samples = owned(number, num_domains)
+    domain_samples = _counts.owned(number, num_domains)
     if num_clients is None:
         return domain_samples
     check.count("num_clients", num_clients)

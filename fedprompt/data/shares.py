@@ -11,15 +11,8 @@ import numpy as np
 from jaxtyping import Float64
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import (
-    Alpha,
-    Generator,
-    Indices,
-    Labels,
-    concentrations,
-    numpy_generator,
-    some_labels,
-)
+from fedprompt.data import _arguments
+from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
 from fedprompt.data._counts import raised
 
 _Shares = Float64[np.ndarray, "clients classes"]
@@ -86,7 +79,7 @@ def dirichlet_shares(
         Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
     check.count("num_classes", num_classes)
-    drawn = concentrations(alpha, num_clients, num_classes)
+    drawn = _arguments.concentrations(alpha, num_clients, num_classes)
     check.number("min_per_class", min_per_class, at_least=0.0, at_most=1 / num_clients)
     generator = numpy_generator(generator)
     shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
@@ -173,10 +166,10 @@ def class_shares(labels: Labels, clients: Sequence[Indices], num_classes: int) -
                [0.5, 1. , 0. ]])
     """
     check.count("num_classes", num_classes)
-    array = some_labels(labels, num_classes=num_classes)
+    array = _arguments.some_labels(labels, num_classes=num_classes)
+    of = ", the positions in `labels`"
     counts = np.zeros((len(clients), num_classes))
     for client, positions in enumerate(clients):
-        of = ", the positions in `labels`"
         own = check.integers(f"clients[{client}]", positions, below=len(array), of=of)
         counts[client] = np.bincount(array[own], minlength=num_classes)
     return counts / np.maximum(np.bincount(array, minlength=num_classes), 1)

@@ -3,15 +3,8 @@
 import numpy as np
 
 import fedprompt._checks as check
-from fedprompt.data._arguments import (
-    Generator,
-    Indices,
-    Labels,
-    Names,
-    numbered,
-    numpy_generator,
-    some_labels,
-)
+from fedprompt.data import _arguments
+from fedprompt.data._arguments import Generator, Indices, Labels, Names, numpy_generator
 
 
 def study_quiz_split(
@@ -54,7 +47,7 @@ def group_split(groups: Names, *, share: float, generator: Generator) -> tuple[I
 
     Args:
         groups: Group of each sample, of at least two groups: all names or all integers.
-        share: Share of the groups to hold out, above 0 and below 1. It is rounded to at least one
+        share: Share of the groups to hold out, above 0 and at most 1. It is rounded to at least one
             group on each side. Groups count equally, whatever their sizes.
         generator: Source of randomness, of numpy or torch.
 
@@ -69,10 +62,8 @@ def group_split(groups: Names, *, share: float, generator: Generator) -> tuple[I
     """
     check.number("share", share, above=0.0, at_most=1.0)
     generator = numpy_generator(generator)
-    number, count = numbered("groups", groups)
-    if count < 2 or share == 1:
-        got = f"{count} groups and a share of {share}"
-        raise check.wrong("groups", "have at least two groups, one on each side", got)
+    number, count = _arguments.numbered("groups", groups)
+    check.count("len(set(groups))", count, at_least=2)
     held = generator.permutation(count)[: min(max(round(share * count), 1), count - 1)]
     side = np.isin(number, held)
     return np.flatnonzero(~side), np.flatnonzero(side)
@@ -102,7 +93,7 @@ def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:
     """
     check.count("shots", shots)
     generator = numpy_generator(generator)
-    array = some_labels(labels)
+    array = _arguments.some_labels(labels)
     order = generator.permutation(len(array))
     order = order[np.argsort(array[order], kind="stable")]  # by class, at random within each
     first = np.searchsorted(array[order], array[order])

@@ -42,6 +42,15 @@ def test_class_proportions_are_dirichlet_for_any_class_sizes() -> None:
     np.testing.assert_allclose(mix.var(axis=0), (2 / 9) / (3 * alpha + 1), rtol=0.1)
 
 
+def test_every_client_has_the_minimum_of_every_class() -> None:
+    """A percent of 5000 images of each class of CIFAR-10, as for Dir of FedHPL."""
+    labels, draw = np.arange(50_000) % 10, np.random.default_rng(0)
+    how = {"alpha": 0.1, "size": 2000, "generator": draw}
+    for client in dirichlet_overlapping(labels, 5, min_per_class=0.01, **how):
+        counts = np.bincount(labels[client])
+        assert (counts.min(), counts.sum()) == (50, 2000)
+
+
 def test_an_exhausted_class_gives_all_samples_and_the_others_fill_the_remainder() -> None:
     # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6. The missing
     # 14 come from the others, 7 each.
@@ -76,6 +85,7 @@ REFUSED = """
 overlapping(size=5) -> ValueError: `size` must be at most 4, the number of labels; got 5
 overlapping(size=0) -> ValueError: `size` must be at least 1; got 0
 overlapping(num_clients=0) -> ValueError: `num_clients` must be at least 1; got 0
+overlapping(min_per_class=2) -> ValueError: `min_per_class` must fit into `size`, 3; got 4 samples
 overlapping(alpha=0) -> ValueError: `alpha` must be above 0; got 0
 overlapping(alpha=float('inf')) -> ValueError: `alpha` must be finite; got inf
 overlapping(alpha=10000000000000.0) -> ValueError: `alpha` must

@@ -17,11 +17,14 @@ from fedprompt.data import (
     by_domain,
     dirichlet,
     dirichlet_overlapping,
+    dirichlet_sizes,
     iid,
     iid_shares,
     pathological,
+    quantity_skew,
     study_quiz_split,
 )
+from references.partition import capped_dirichlet, class_counts
 from refusals import check_refused, refusals
 
 LABELS = (
@@ -38,6 +41,15 @@ DISJOINT: dict[str, Callable] = {
     "dirichlet": lambda labels, generator: dirichlet(
         labels, num_clients=5, alpha=0.3, generator=generator
     ),
+    "dirichlet, capped": lambda labels, generator: dirichlet(
+        labels, num_clients=5, alpha=0.3, capped=True, generator=generator
+    ),
+    "dirichlet, a minimum": lambda labels, generator: dirichlet(
+        labels, num_clients=5, alpha=0.3, min_per_class=1, generator=generator
+    ),
+    "quantity_skew": lambda labels, generator: quantity_skew(
+        labels, num_clients=5, alpha=2.0, generator=generator
+    ),
     "iid": lambda labels, generator: iid(labels, num_clients=7, generator=generator),
     "pathological": lambda labels, generator: pathological(
         labels, num_clients=9, classes_per_client=2, generator=generator
@@ -49,7 +61,10 @@ DISJOINT: dict[str, Callable] = {
 ALL = DISJOINT | {
     "dirichlet_overlapping": lambda labels, generator: dirichlet_overlapping(
         labels, num_clients=4, alpha=0.3, size=90, generator=generator
-    )
+    ),
+    "dirichlet_sizes": lambda labels, generator: dirichlet_sizes(
+        labels, [90, 20, 70], alpha=0.3, generator=generator
+    ),
 }
 
 
@@ -134,6 +149,13 @@ def test_labels_can_have_any_container_and_are_not_mutated(name: str) -> None:
         assert [int(label) for label in labels] == LABELS
 
 
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"allocate", "by_domain"}))
+def test_gaps_in_the_labels_cost_and_change_nothing(name: str) -> None:
+    gaps = [10**9 * label for label in LABELS]
+    same_seed = (ALL[name](labels, np.random.default_rng(0)) for labels in (LABELS, gaps))
+    assert same(*same_seed)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_iid_parts_are_equal_in_size(num_samples: int, num_clients: int, seed: int) -> None:
@@ -187,6 +209,62 @@ def test_dirichlet_names_the_clients_without_samples() -> None:
         dirichlet(labels[45:55], generator=np.random.default_rng(0), **few)
 
 
+def statistics(counts: np.ndarray) -> list[float]:
+    """Return the effective number of classes of a client, and the spread of the sizes."""
+    mix = counts / counts.sum(1, keepdims=True).clip(1)
+    entropy = -(mix * np.log(mix.clip(1e-30))).sum(1)
+    return [np.exp(entropy).mean(), counts.sum(1).std() / counts.sum(1).mean()]
+
+
+def test_the_cap_is_that_of_the_benchmarks() -> None:
+    """Ten classes over 20 clients at alpha .1, as CIFAR-10 in FedL2G; means of 100 draws."""
+    labels, draw = np.arange(2000) % 10, np.random.default_rng(0)
+    found: dict[bool, list[list[float]]] = {True: [], False: []}
+    for capped in 100 * [True, False]:
+        how = {"alpha": 0.1, "capped": capped, "min_size": 0, "generator": draw}
+        counts = np.array(class_counts(labels, dirichlet(labels, 20, **how), 10))
+        before = np.cumsum(counts, axis=1)[:, :-1]
+        assert (not counts[:, 1:][before >= 100].any()) or not capped
+        found[capped].append(statistics(counts))
+    wanted = [statistics(capped_dirichlet([200] * 10, 20, 0.1, draw)) for _ in range(100)]
+    error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 100)
+    assert (np.abs(np.mean(wanted, 0) - np.mean(found[True], 0)) < 5 * error).all()
+    assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 10 * error).all()
+
+
+SVHN = (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)
+
+
+def test_every_client_has_the_minimum_of_fedhpl_of_every_class() -> None:
+    """At alpha .1 and half a percent, FedHPL names 27 training images of label 7 (App. C.5.4)."""
+    labels = np.repeat(np.arange(10), SVHN)
+    smallest = []
+    for seed in range(10):
+        how = {"alpha": 0.1, "min_per_class": 0.005, "generator": np.random.default_rng(seed)}
+        counts = np.array(class_counts(labels, dirichlet(labels, 5, **how), 10))
+        assert (counts >= np.floor(0.005 * np.array(SVHN))).all()
+        smallest.append((counts[:, 7] == 27).sum())
+    assert min(smallest) > 0
+    assert max(smallest) == 4  # "across 4 clients"
+
+
+def test_clients_have_given_sizes_and_random_mixes() -> None:
+    """The proportions of the first of many clients are Dirichlet, as without disjoint clients."""
+    labels, draw = np.arange(1500) % 3, np.random.default_rng(0)
+    parts = [dirichlet_sizes(labels, [300, 5], alpha=0.5, generator=draw) for _ in range(400)]
+    mix = np.array([class_counts(labels, part, 3)[0] for part in parts]) / 300
+    np.testing.assert_allclose(mix.mean(0), 1 / 3, atol=5 * np.sqrt(2 / 9 / 2.5 / 400))
+    np.testing.assert_allclose(mix.var(0), 2 / 9 / 2.5, rtol=0.2)
+    assert all(len(set(np.concatenate(part))) == 305 for part in parts)
+
+
+def test_sizes_have_a_dirichlet_distribution() -> None:
+    draw = np.random.default_rng(0)
+    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(600)]
+    shares = np.array([[len(client) for client in part] for part in parts]) / 300
+    np.testing.assert_allclose(shares.var(0), (1 / 4) * (3 / 4) / (4 * 2 + 1), rtol=0.2)
+
+
 def test_pathological_gives_every_client_and_every_class_the_same_number() -> None:
     # 6 classes, 9 clients of 2 classes: every class has 2 * 9 / 6 = 3 owners.
     clients = pathological(
@@ -221,6 +299,13 @@ def test_domains_are_split_over_several_clients() -> None:
     draws = [by_domain(NAMES, 6, generator=np.random.default_rng(seed))[0] for seed in range(9)]
     assert {place for draw in draws for place in draw.tolist()} == {1, 3, 5, 6, 9}
     assert same(by_domain(NAMES, 3, generator=np.random.default_rng(0)), by_domain(NAMES))
+
+
+def test_domains_of_two_sets_have_the_same_clients() -> None:
+    """Nobody has test samples of art; unsorted and repeated domains are allowed."""
+    assert same(by_domain(["sketch", "photo"], all_domains=NAMES), [[], [1], [0]])
+    two = by_domain(["sketch"] * 3, 6, all_domains=NAMES[::-1], generator=np.random.default_rng(0))
+    assert [len(client) for client in two] == [0, 0, 0, 0, 2, 1]
 
 
 BAD_LABELS = [
@@ -263,7 +348,7 @@ def test_anything_but_a_generator_is_refused(name: str, generator: object) -> No
 DRAW = np.random.default_rng(0)
 REFUSED = """
 dirichlet([0] * 50 + [1] * 50, num_clients=3, alpha=1e-06, min_size=1, generator=DRAW) \
--> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws at alpha=1e-06; got 1
+-> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws with this `alpha`
 dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=DRAW) \
 -> ValueError: `min_size` must be at most 2, an equal part of 5 samples; got 3
 by_domain(NAMES, 0, generator=DRAW) -> ValueError: `num_clients` must be at least 1; got 0
@@ -280,6 +365,17 @@ dirichlet(LABELS, num_clients=4, generator=DRAW, alpha=1.0, min_size=-1) \
 -> ValueError: `min_size` must be at least 0; got -1
 pathological(LABELS, num_clients=4, generator=DRAW, classes_per_client=2) \
 -> ValueError: `classes_per_client` must be a multiple of 3 up to 6
+by_domain(['x'], all_domains=NAMES) -> ValueError: `domains` must be among `all_domains`; got 'x'
+by_domain(['art'], all_domains=[]) -> ValueError: `all_domains` must hold at least one domain; got
+by_domain(['art'], all_domains=['art', 3]) -> TypeError: `all_domains[1]` must be a string or an
+dirichlet([0] * 9 + [1], 2, alpha=1.0, min_per_class=1, generator=DRAW) \
+-> ValueError: `min_per_class` must be small enough for 2 clients and 1 samples of a class; got 1
+dirichlet([0] * 9, 2, alpha=1.0, min_per_class=0.6, generator=DRAW) -> ValueError: `min_per_class`
+dirichlet(LABELS, 2, alpha=[0.1, 0.2], generator=DRAW) -> ValueError: `alpha` must be a number, or
+dirichlet(LABELS, 2, alpha=[[0.1], [-0.2]], generator=DRAW) -> ValueError: `alpha` must be above 0
+dirichlet(LABELS, 2, alpha=1.0, capped=1, generator=DRAW) -> TypeError: `capped` must be True or
+dirichlet_sizes(LABELS, [100, 101], alpha=1.0, generator=DRAW) -> ValueError: `sizes` must be at
+dirichlet_sizes(LABELS, [0, 3], alpha=1.0, generator=DRAW) -> ValueError: `sizes` must be at least
 by_domain([]) -> ValueError: `domains` must hold at least one domain; got none
 by_domain(['art', 3]) -> TypeError: `domains[1]` must be a string or an integer, like all entries
 by_domain('art') -> TypeError: `domains` must be an array, a tensor or a sequence; got 'art'

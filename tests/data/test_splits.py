@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedprompt.data import base_new_split, few_shot, study_quiz_split
+from fedprompt.data import base_new_split, few_shot, group_split, study_quiz_split
 from refusals import check_refused, refusals
 
 
@@ -42,6 +42,16 @@ def test_every_sample_is_in_the_quiz_equally_often() -> None:
     np.testing.assert_allclose(
         np.bincount(np.concatenate(drawn), minlength=12), 400, rtol=0, atol=87
     )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 8), min_size=2).filter(lambda own: len({*own}) > 1), st.floats(0, 1))
+def test_a_group_is_on_one_side(groups: list[int], share: float) -> None:
+    sides = group_split(groups, share=max(share, 1e-9), generator=np.random.default_rng(0))
+    kept, held = ({groups[place] for place in side} for side in sides)
+    assert sorted(np.concatenate(sides)) == list(range(len(groups)))
+    assert not kept & held
+    assert len(held) == min(max(round(share * len({*groups})), 1), len({*groups}) - 1)
 
 
 # A few samples of each class.
@@ -81,6 +91,8 @@ study_quiz_split([0, -1], quiz_size=1, generator=DRAW) -> ValueError: `labels` m
 few_shot(labels=[0, 1], shots=0, generator=DRAW) -> ValueError: `shots` must be at least 1; got 0
 few_shot(labels=[], shots=1, generator=DRAW) -> ValueError: `labels` must hold at least one label;
 few_shot(labels=[0, 1], shots=1, generator=0) -> TypeError: `generator` must be a torch.Generator
+group_split(['ann'] * 3, share=0.5, generator=DRAW) -> ValueError: `len(set(groups))` must be at
+group_split(['ann', 'bob'], share=0.0, generator=DRAW) -> ValueError: `share` must be above 0; got
 base_new_split(1) -> ValueError: `num_classes` must be at least 2; got 1
 """
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import floor
 
+import numpy as np
+
 
 def largest_remainders(weights: Sequence[int], total: int) -> list[set[int]]:
     """Return the numbers that each holder may get of `total` things, in proportion to `weights`.
@@ -55,3 +57,27 @@ def class_counts(
     """Count the samples of each class that each client owns."""
     counters = [Counter(labels[position] for position in mine) for mine in owned]
     return [[counter[label] for label in range(num_classes)] for counter in counters]
+
+
+def capped_dirichlet(
+    class_sizes: Sequence[int], num_clients: int, alpha: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Count samples (clients, classes) as benchmarks do: zero the shares of full clients."""
+    counts = np.zeros((num_clients, 0), dtype=int)
+    for size in class_sizes:
+        shares = generator.gamma(alpha, size=num_clients)
+        shares *= counts.sum(1) < sum(class_sizes) / num_clients
+        cuts = (shares.cumsum() / shares.sum() * size).astype(int)[:-1]
+        counts = np.column_stack([counts, np.diff([0, *cuts, size])])
+    return counts
+
+
+def least(shares: np.ndarray, minimum: float) -> np.ndarray:
+    """Find by bisection the factor with which shares of at least `minimum` sum to 1."""
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if np.maximum(minimum, middle * shares).sum() > 1 else (middle, high)
+        )
+    return np.maximum(minimum, low * shares)

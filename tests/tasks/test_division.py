@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.division import divide, divided_anew
+from tasks import papers
+from tasks.division import concentration, divide, divided_anew
 from tasks.papers import Partition
 from tasks.sets import Images, ImageSet
 
@@ -65,12 +66,41 @@ def test_pooled_images_are_held_out_by_class_and_domain() -> None:
         assert torch.equal(images.domains, (numbers >= 36).long())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1])
-def test_smallest_client_has_the_share_of_the_partition(share: float) -> None:
-    labels, sizes = torch.arange(1000) % 10, []
-    partition = Partition(kind="dirichlet", alpha=0.1, min_share=share)
-    for seed in range(10):
-        how = {"num_clients": 5, "generator": np.random.default_rng(seed)}
-        shards = divide(partition, labels, torch.zeros_like(labels), **how)
-        sizes.append(min(len(shard) for shard in shards))
-    assert (min(sizes) >= 100) == (share > 0)
+SETTINGS = list(papers.settings("fedhpl").values())
+SIZES = {"cifar10": 10 * [5000], "cifar100": 100 * [500]}
+SIZES["svhn"] = [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659]
+SHARE = {"cifar10": 0.01, "cifar100": 0.1, "svhn": 0.005}  # Section C.5.4
+
+
+@pytest.mark.parametrize("data", SIZES)
+def test_clients_of_fedhpl_have_the_classes_and_sizes_of_the_paper(data: str) -> None:
+    """No client lacks a class; those of IID and Dir have 10,000 images, as Table 10 counts."""
+    sizes = torch.tensor(SIZES[data])
+    labels = torch.arange(len(sizes)).repeat_interleave(sizes)
+    for partition in {setting.partition for setting in SETTINGS if setting.data == data}:
+        shards = shards_of(partition, labels, 5)
+        counts = torch.stack([labels[shard].bincount() for shard in shards])
+        equal = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 14_651}[data]
+        if partition.kind != "dirichlet":
+            assert (counts.sum(1) - equal).abs().max() <= 1
+        least = torch.floor(SHARE[data] * sizes.double() + 1e-6)
+        assert (counts >= least).all()
+        assert (counts == least).any() == (partition.kind != "iid")
+
+
+def test_random_concentrations_sum_to_one() -> None:
+    labels, draw = torch.arange(3).repeat(9).numpy(), np.random.default_rng(0)
+    for axis, name in enumerate(("clients", "classes")):
+        alpha = concentration(name, labels, 4, draw)
+        np.testing.assert_allclose(alpha.sum(axis), np.ones((3, 4)[axis]))
+        assert (alpha > 0).all()
+
+
+def test_the_cap_holds_in_each_domain() -> None:
+    """A client that has a fifth of its domain gets none of further classes."""
+    labels, domains = torch.arange(10).repeat(60).sort().values, torch.arange(600) % 2
+    partition = Partition(kind="domains", alpha=0.1, capped=True)
+    how = {"num_clients": 10, "generator": np.random.default_rng(0)}
+    for shard in divide(partition, labels, domains, **how):
+        counts = labels[shard].bincount(minlength=10)
+        assert not counts[1:][counts.cumsum(0)[:-1] >= 60].any()
