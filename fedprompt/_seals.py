@@ -31,11 +31,12 @@ class Seal:
                     self._tensors.append(part)
             elif isinstance(part, tuple):
                 pending.extend(part)
-            elif isinstance(part, dict | list | Mapping) and id(part) not in known:
-                if id(part) not in self._containers:
-                    keys, parts = _content(part)
-                    self._containers[id(part)] = part, keys, parts
-                    pending.extend(parts)
+            elif isinstance(part, dict | list | Mapping) and id(part) not in self._containers:
+                if id(part) in known:
+                    continue
+                keys, parts = _content(part)
+                self._containers[id(part)] = part, keys, parts
+                pending.extend(parts)
         self._marks = [*map(_mark, self._tensors)]
 
     def broken(self) -> str:

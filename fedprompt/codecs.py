@@ -74,7 +74,8 @@ def top_k(*, fraction: float) -> Codec:
     .. math:: e_{t+1} = (v_t + e_t) - \mathrm{top}_k(v_t + e_t)
 
     Numbers that are not sent are decoded as 0. So the payload must be a change since the broadcast,
-    not a parameter; :func:`fedprompt.rounds.coded` subtracts the answer. If k of d numbers are sent, at most 1 - k / d of the squared length is missing.
+    not a parameter; :func:`fedprompt.rounds.coded` subtracts the answer. If k of d numbers are
+    sent, at most 1 - k / d of the squared length is missing.
 
     The missing part is the state. It is kept in float64 and added in the next round: sent numbers
     and state always sum to everything that was to be sent. Numbers of unknown rows are not

@@ -118,6 +118,7 @@ _LOADED = WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]]()
 """Buffers that the last `load_values` of a module did not write: identity and version of each."""
 
 _WARNED = WeakSet[nn.Module]()
+_COUNT = "num_batches_tracked"
 
 
 def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
@@ -135,15 +136,14 @@ def _warn_of_buffers(module: nn.Module, sent: Mapping[str, Tensor]) -> None:
     """Warn once if training changed buffers of a module that are neither loaded nor sent."""
     now, before = _marks(module), _LOADED.get(module)
     if before is None:  # it was never loaded, so only statistics are known to change
-        parts = module.named_modules()
-        changed = [
-            inner_name(module, f"{name}.running_mean".lstrip("."))
-            for name, part in parts
-            if part.training and getattr(part, "num_batches_tracked", None)
-        ]
+        parts = [(f"{name}.{_COUNT}".lstrip("."), part) for name, part in module.named_modules()]
+        counted = [name for name, part in parts if part.training and getattr(part, _COUNT, None)]
+        changed, before = [inner_name(module, name) for name in counted], now
     else:
         changed = [name for name, mark in before.items() if now.get(name, mark) != mark]
-    missing = [name for name in changed if name not in sent and not name.endswith("_tracked")]
+    # PyTorch counts the writes into the number of batches, and not those into the statistics.
+    names = [name.replace(_COUNT, "running_mean") for name in changed]
+    missing = [name for name in names if name in before and name not in sent]
     if missing and module not in _WARNED:
         _WARNED.add(module)
         warnings.warn(
