@@ -13,8 +13,8 @@ Deviations: the gradient of each image is clipped, as differential privacy requi
 code clips the gradient of a batch. The gradient of the private context is the projection of its
 full gradient, as in reparametrized gradient perturbation (Yu et al., ICML 2021). Their code adds
 the term that belongs to both projections and should be subtracted. As in their code, the step of
-the private context is a tenth of the shared one. Steps are plain gradient steps, and `make_optimizer` of the
-setting is not read. Batches are not
+the private context is a tenth of the shared one. Steps are plain gradient steps, and
+`make_optimizer` of the setting is not read. Batches are not
 Poisson samples, so the study states no epsilon.
 
 Compared: linhhtran/DP-FPL cce74b4, with the deviations above and without noise, float64, largest
