@@ -160,13 +160,14 @@ class _Missed(Mapping[str, Any]):
 
 def check_wrappers(method: Method, client: int | str, state: State) -> None:
     """Refuse the state of a coded run for a method that is not coded, and the other way round."""
-    if not state:
-        return
-    coded = len(state) == len(CODED) and all(key in state for key in CODED)
-    if coded != ("coded" in method.wrappers):
-        rule, got = ("be coded", "a plain one") if coded else ("not be coded", "a coded one")
+    depth, inner = 0, state
+    while len(inner) == len(CODED) and all(key in inner for key in CODED):
+        depth, inner = depth + 1, inner["client"]
+    codecs = method.wrappers.count("coded")
+    if depth > codecs or (inner and depth < codecs):
         raise ValueError(
-            f"`method` must {rule}, as in the run that made the state of client {client}; got {got}"
+            f"`method` must have {depth} codecs, as in the run that made the state of client "
+            f"{client}; got {codecs}."
         )
 
 

@@ -73,11 +73,11 @@ def collect(
     }
     if only is None and not buffers:
         _warn_of_frozen(module, values)
-    if weight:
-        _warn_of_buffers(module, values)
     rows = {} if rows is None else rows
     check.names("rows", rows)
     check.known("rows", rows, values, "name collected parameters")
+    if weight:
+        _warn_of_buffers(module, values, rows)
     payload = {}
     for name, value in values.items():
         counts = _counts(name, rows[name], value) if name in rows else whole
@@ -132,7 +132,9 @@ def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def _warn_of_buffers(module: nn.Module, sent: Mapping[str, Tensor]) -> None:
+def _warn_of_buffers(
+    module: nn.Module, sent: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> None:
     """Warn once if training changed buffers of a module that are neither loaded nor sent."""
     now, before = _marks(module), _LOADED.get(module)
     if before is None:  # it was never loaded, so only statistics are known to change
@@ -143,7 +145,8 @@ def _warn_of_buffers(module: nn.Module, sent: Mapping[str, Tensor]) -> None:
         changed = [name for name, mark in before.items() if now.get(name, mark) != mark]
     # PyTorch counts the writes into the number of batches, and not those into the statistics.
     names = [name.replace(_COUNT, "running_mean") for name in changed]
-    missing = [name for name in names if name in before and name not in sent]
+    known = {now[name][0] for name in sent if name in now} | set(map(id, rows.values()))
+    missing = [name for name in names if name in before and now[name][0] not in known]
     if missing and module not in _WARNED:
         _WARNED.add(module)
         warnings.warn(

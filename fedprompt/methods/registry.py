@@ -51,7 +51,7 @@ _POSITIVE, _FRACTION = (partial(check.number, above=0, **most) for most in ({}, 
 RANGES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("rate", "temperature", "epsilon", "norm", "threshold"), _POSITIVE),
     **dict.fromkeys(("mass", "outer_step", "energies"), _FRACTION),
-    **dict.fromkeys(("alpha", "beta", "own_weight", "mix", "momentum", "decay", "share"), _SHARE),
+    **dict.fromkeys(("alpha", "beta", "mix", "momentum", "decay", "share"), _SHARE),
     **dict.fromkeys(("weight", "multiplier", "factor", "diversity", "margin", "offset"), _FACTOR),
     **dict.fromkeys(("rank", "components", "experts", "groups", "size", "width"), check.count),
     **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
