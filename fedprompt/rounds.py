@@ -13,10 +13,11 @@ import torch.distributed as distributed
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._float64 import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces.methods import check_wrappers
+from fedprompt.interfaces.methods import check_takes_part, check_wrappers
 from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
 from fedprompt.wire.encode import slots
@@ -25,6 +26,7 @@ from fedprompt.wire.gather import is_here, on_all_ranks
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 
 _OPTIMIZER = "be an optimizer of torch.optim"
+_PURE = "`server.answer` and `method.client` must change no argument; change a copy"
 _ALL_STATES = "have the state of each client that has one"
 
 
@@ -208,10 +210,12 @@ def coded(method: Method, codec: Codec) -> Method:
         entries = codec.decode(payload, like=form(client)) if payload else payload
         if not moves:
             return entries
-        answer = _known(entries, server.answer(client, state))
+        before = _known(entries, server.answer(client, state))
+        whole = {
+            name: widened(before[name]) + widened(each.value) for name, each in entries.items()
+        }
         return {
-            name: entry._replace(value=(answer[name].double() + entry.value).to(entry.value.dtype))
-            for name, entry in entries.items()
+            name: each._replace(value=whole[name].to(each.value)) for name, each in entries.items()
         }
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
@@ -351,9 +355,8 @@ class _Engine(NamedTuple):
         def draw() -> list[int] | None:
             refuse_autocast("run_rounds")
             where = f"before round {server_round}"
-            check_seals(
-                where, "a `Round` must not be changed", {"its server": self.seals["server"]}
-            )
+            seals = {"its server": self.seals["server"]}
+            check_seals(where, "a `Round` must not be changed", seals)
             for cohort in islice(self.cohorts, 1):
                 check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
                 return check.cohort(list(cohort), server_round)
@@ -409,7 +412,7 @@ class _Engine(NamedTuple):
             result: Any = self.method.client(data, answer, state)
             check.pair("method.client", result, "return a payload and a state")
             payload, state = result
-        check_seals(where, "`method.client` must change no argument; change a copy", seals)
+        check_seals(where, _PURE, seals)
         with check.named(where):
             if payload is not None:
                 slots("payload", payload)
@@ -446,9 +449,8 @@ class _Engine(NamedTuple):
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
         where = {"server_round": server_round, "what": "the state of the server"}
-        self._check_same(
-            "server.state", on_all_ranks(digest, group=self.group, **where), server_round
-        )
+        digests = on_all_ranks(digest, group=self.group, **where)
+        self._check_same("server.state", digests, server_round)
         return made[0]
 
     def _check_same(self, what: str, texts: list[str], server_round: int) -> None:
@@ -477,14 +479,6 @@ def refuse_autocast(function: str) -> None:
             "use the weights of the first one; use Setting(autocast=torch.bfloat16), or enter "
             "autocast for each batch."
         )
-
-
-def check_takes_part(data: Any, client: int, server_round: int) -> None:
-    """Refuse a client that the setting of its data does not name. It may only predict."""
-    clients = getattr(getattr(data, "setting", None), "clients", None)
-    if clients is not None and client not in clients:
-        got = f"client {client} in round {server_round}"
-        raise check.wrong("cohorts", "have clients of `setting.clients`", got)
 
 
 def _check_payloads(payloads: Mapping[int, Message]) -> None:

@@ -171,6 +171,16 @@ def check_wrappers(method: Method, client: int | str, state: State) -> None:
         )
 
 
+def check_takes_part(data: Any, client: int, server_round: int) -> None:
+    """Refuse a client that the setting of its data does not name. It may only predict."""
+    clients = getattr(getattr(data, "setting", None), "clients", None)
+    if clients is not None and client not in clients:
+        raise ValueError(
+            "`cohorts` must have clients of `setting.clients`, because the others only predict; got "
+            f"client {client} in round {server_round}."
+        )
+
+
 def _holders(clients: Any) -> frozenset[str]:
     if not isinstance(clients, Mapping):
         return frozenset()

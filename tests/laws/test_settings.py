@@ -35,7 +35,7 @@ PERSONALIZED_OTHERWISE = {"fedgh", "fedmgp", "fedpha", "perfedavg", "perfedavg_f
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_no_client_moves_at_a_rate_of_0_or_without_steps(name, family, changes):
     if name == "dpfpl" and "steps" in changes:
-        with pytest.raises(ValueError, match="^`steps` must be at least 1"):
+        with pytest.raises(ValueError, match=r"^`steps` must be at least 1"):
             made(name, family, **changes)
         return
     federation, method = made(name, family, **changes)
