@@ -74,7 +74,8 @@ def top_k(*, fraction: float) -> Codec:
     .. math:: e_{t+1} = (v_t + e_t) - \mathrm{top}_k(v_t + e_t)
 
     Numbers that are not sent are decoded as 0. So the payload must be a change since the broadcast,
-    not a parameter. If k of d numbers are sent, at most 1 - k / d of the squared length is missing.
+    not a parameter; :func:`fedprompt.rounds.coded` subtracts the answer. If k of d numbers are
+    sent, at most 1 - k / d of the squared length is missing.
 
     The missing part is the state. It is kept in float64 and added in the next round: sent numbers
     and state always sum to everything that was to be sent. Numbers of unknown rows are not
@@ -117,6 +118,11 @@ class _NameByName:
     shrink: Callable[[str, Weighted, Any], tuple[tuple[Tensor | Weighted, ...], Any]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
     remembers: bool = False
+
+    @property
+    def needs_changes(self) -> bool:
+        """Whether numbers are left out, so that a payload must be a change since the answer."""
+        return self.remembers
 
     def init(self, payload: Payload, /) -> State:
         form = check.form("payload", payload)

@@ -2,18 +2,23 @@
 
 import copy
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
+from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._float64 import widened
+from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
+from fedprompt.interfaces.methods import check_takes_part, check_wrappers
+from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
 from fedprompt.wire.encode import slots
 from fedprompt.wire.gather import is_here, on_all_ranks
@@ -21,6 +26,8 @@ from fedprompt.wire.gather import is_here, on_all_ranks
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 
 _OPTIMIZER = "be an optimizer of torch.optim"
+_PURE = "`server.answer` and `method.client` must change no argument; change a copy"
+_ALL_STATES = "have the state of each client that has one"
 
 
 def run_rounds(
@@ -35,7 +42,10 @@ def run_rounds(
 
     The loop over the rounds is yours, because this function does not evaluate, print or save. In
     one process it equals ten lines, which the guide to rounds shows. It copies nothing, because the
-    functions of a method change no argument.
+    functions of a method must change no argument. A write into an answer, a payload or a state is
+    refused: it compares the version counters of tensors, and the keys and parts of dicts and lists.
+    It does not find writes through NumPy or ``tensor.data``, nor into inference tensors, because
+    PyTorch does not count these. Your loop must not change a round either.
 
     In a round without payloads, the server keeps its state. After an error nothing of the round is
     kept, so you can continue from the round before.
@@ -59,11 +69,14 @@ def run_rounds(
     Raises:
         TypeError: If a payload is not a message, or a state is not a tree. The text names the
             client and the round.
-        ValueError: If a client is in a cohort twice, or `data` does not have it; or if ranks differ
-            in their rounds, in a cohort or in the state of the server; or if `start` has the states
-            of other ranks' clients, and lacks one of this rank.
+        ValueError: If a client is in a cohort twice, `data` does not have it, or the setting of its
+            data does not name it; if a function changes an argument; if ranks differ in the number
+            of rounds, in a cohort or in the state of the server; if `start` lacks the state of a
+            client that has one; or under ``torch.autocast`` with its cache, because all steps would
+            then use the weights of the first one.
         RuntimeError: If another rank has an error; the text names the rank, the client and the
-            round.
+            round. Or if a rank has died, has left its loop, or is slower than the timeout of the
+            group; the text names the round and the result that the other ranks waited for.
 
     Example:
         Each client adds its id, and the server averages.
@@ -84,23 +97,18 @@ def run_rounds(
     check.method(method)
     check.function("data", data)
     check.instance("start", start, Round | None, "be a Round or None")
-    engine = _Engine(method, data, group)
+    engine = _Engine(method, data, group, iter(cohorts), {})
     now = start or Round(-1, method.server.state, {})
     check.count("start.server_round", now.server_round, at_least=-1)
     check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
-    numbered = enumerate(cohorts)
-    now = engine.begun(now, dict(islice(numbered, now.server_round + 1)))
+    now = engine.begun(now)
     engine.agreed(lambda: now.server, now.server_round + 1)
-    for server_round, cohort in numbered:
-        check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-        clients = list(cohort)
-        _, server, states = now
+    while (clients := engine.drawn(now.server_round + 1)) is not None:
+        now = now._replace(server_round=now.server_round + 1)
         for _ in range(method.exchanges):
-            payloads, states = engine.exchange(server_round, clients, server, states)
+            payloads, now = engine.exchange(clients, now)
             if payloads:
-                step = partial(method.server.step, server_round, payloads, server)
-                server = engine.agreed(step, server_round)
-        now = Round(server_round, server, states)
+                now = now._replace(server=engine.step(payloads, now))
         yield now
 
 
@@ -141,13 +149,18 @@ def counted(method: Method, ledger: Ledger) -> Method:
             ledger.record(payload, direction="up", **where)
         return payload, state
 
-    return method._replace(client=client)
+    return method._replace(client=client, wrappers=(*method.wrappers, "counted"))
 
 
 def coded(method: Method, codec: Codec) -> Method:
     """Compress the payloads of a method.
 
-    The memory of the codec is part of each client's state, so it is saved and resumed with it.
+    The memory of the codec is part of each client's state, so it is saved and resumed with it. A
+    run continues only with as many codecs as it began with.
+
+    A codec that leaves numbers out, such as :func:`fedprompt.codecs.top_k`, encodes the change
+    since the answer. The server adds its answer again, so its step gets values. If the payloads are
+    changes already (``method.server.changes``), they are encoded as they are.
 
     Args:
         method: Method with a `form`, by which its server decodes. Its payloads have entries of
@@ -156,6 +169,11 @@ def coded(method: Method, codec: Codec) -> Method:
 
     Returns:
         A method whose payloads and `form` are encoded. Its server decodes them before each step.
+
+    Raises:
+        ValueError: If `method` is counted, because the ledger would not count the encoded messages.
+            If the codec leaves numbers out, also if `method` is coded already, if its server does
+            not say whether payloads are changes, or if an answer lacks an entry of the payload.
 
     Example:
         >>> values = {"x": torch.tensor([1.0, 2.0])}
@@ -175,22 +193,34 @@ def coded(method: Method, codec: Codec) -> Method:
     check.method(method, needs_form=True)
     check.instance("codec", codec, Codec, "be a codec, such as codecs.int8()")
     form: Any = method.form
+    server = method.server
+    moves = getattr(codec, "needs_changes", False) and not server.changes
+    _check_wrapped(method, needs_changes=getattr(codec, "needs_changes", False))
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any
         payload, inner = method.client(data, answer, state.get("client", {}))
-        after = {**state, "client": inner}
+        memory = state.get("codec", {})
         if payload:
-            memory = state["codec"] if "codec" in state else codec.init(payload)
-            payload, after["codec"] = codec.encode(payload, memory)
-        return payload, after
+            payload = delta(payload, _known(payload, answer)) if moves else payload
+            payload, memory = codec.encode(payload, memory or codec.init(payload))
+        return payload, {"client": inner, "codec": memory} if inner or memory else {}
+
+    def decoded(client: int, payload: Any, state: State) -> Message:
+        entries = codec.decode(payload, like=form(client)) if payload else payload
+        if not moves:
+            return entries
+        before = _known(entries, server.answer(client, state))
+        whole = {
+            name: widened(before[name]) + widened(each.value) for name, each in entries.items()
+        }
+        return {
+            name: each._replace(value=whole[name].to(each.value)) for name, each in entries.items()
+        }
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
-        decoded = {
-            client: codec.decode(payload, like=form(client)) if payload else payload
-            for client, payload in payloads.items()
-        }
-        return method.server.step(server_round, decoded, state)
+        found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
+        return server.step(server_round, found, state)
 
     def predict(data: Any, answer: Message, state: State) -> Any:
         return method.predict(data, answer, state.get("client", {}))
@@ -200,8 +230,41 @@ def coded(method: Method, codec: Codec) -> Method:
         empty = {name: Weighted(*map(_zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
-    server = method.server._replace(step=step)
-    return method._replace(client=client, server=server, predict=predict, form=coded_form)
+    return Method(
+        client,
+        server._replace(step=step),
+        predict,
+        method.exchanges,
+        coded_form,
+        (*method.wrappers, "coded"),
+    )
+
+
+def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
+    """Refuse a method that a codec cannot wrap."""
+    if "counted" in method.wrappers:
+        rule = (
+            "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
+        )
+        raise check.wrong("method", rule, "a counted one")
+    if needs_changes and "coded" in method.wrappers:
+        rule = "not be coded; a codec that leaves numbers out comes first"
+        raise check.wrong("method", rule, "a coded one")
+    if needs_changes and method.server.changes is None:
+        rule = "say whether payloads are changes, because the codec leaves numbers out"
+        raise check.wrong("method.server.changes", rule, "None; pass True or False to Server")
+
+
+def _known(payload: Message, answer: Message) -> dict[str, Tensor]:
+    """Return the value of the answer for each entry of a payload."""
+    values = {}
+    for name in payload:
+        if name not in answer:
+            rule = "have each entry of the payload, because the codec sends changes"
+            raise check.wrong("answer", rule, f"none for {name!r}")
+        entry = answer[name]
+        values[name] = entry.value if isinstance(entry, Weighted) else entry
+    return values
 
 
 def _zeros(like: torch.Tensor) -> torch.Tensor:
@@ -251,81 +314,142 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
 
 
 class _Engine(NamedTuple):
-    """Exchanges and steps of a method, in one process or on one rank."""
+    """Exchanges and steps of a method, in one process or on one rank.
+
+    Its seals tell whether a state was changed: of the server, under "server", and of each client
+    that trained here, under its id. They are made once for each state.
+    """
 
     method: Method
     data: Callable[[int, int], Any]
     group: "distributed.ProcessGroup | None"
+    cohorts: Iterator[Iterable[int]]
+    seals: dict[str, Seal]
 
-    def begun(self, start: Round, past: Mapping[int, Iterable[int]]) -> Round:
-        """Return the round with the states of this rank's clients, of which none may be missing."""
-        if self.group is None:
-            return start
+    def begun(self, start: Round) -> Round:
+        """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
+        first = start.server_round + 1
 
-        def check_states() -> None:
-            cohorts = [check.cohort(list(clients), number) for number, clients in past.items()]
-            trained = {c for cohort in cohorts for c in cohort if is_here(c, self.group)}
-            missing = sorted(client for client in trained if str(client) not in own)
-            if missing and any(start.clients.values()):  # without states, all may begin at {}
-                rule = "have the states of this rank's clients"
+        def own() -> dict[str, State]:
+            for client in [*start.clients, *(start.stateful or ())]:
+                if not client.isdecimal():
+                    raise check.wrong("start.clients", "have ids of clients as keys", repr(client))
+            here = [client for client in start.stateful or () if is_here(int(client), self.group)]
+            if missing := sorted(int(client) for client in here if start.missed(client)):
+                rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
+            deque(islice(self.cohorts, first), maxlen=0)
+            states = start.clients.items()
+            found.update((c, state) for c, state in states if is_here(int(c), self.group))
+            for client, state in found.items():
+                check_wrappers(self.method, client, state)
+            return {}
 
-        own = {client: s for client, s in start.clients.items() if is_here(int(client), self.group)}
-        on_all_ranks(check_states, server_round=start.server_round + 1, group=self.group)
-        return start._replace(clients=own)
+        found: dict[str, State] = {}
+        on_all_ranks(own, server_round=first, group=self.group, what="the start")
+        return start._replace(clients=found)
 
-    def exchange(
-        self, server_round: int, cohort: list[int], server: State, states: Mapping[str, State]
-    ) -> tuple[dict[int, Message], dict[str, State]]:
+    def drawn(self, server_round: int) -> list[int] | None:
+        """Return the next cohort, the same on all ranks, or None at the end on all ranks."""
+
+        def draw() -> list[int] | None:
+            refuse_autocast("run_rounds")
+            where = f"before round {server_round}"
+            seals = {"its server": self.seals["server"]}
+            check_seals(where, "a `Round` must not be changed", seals)
+            for cohort in islice(self.cohorts, 1):
+                check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
+                return check.cohort(list(cohort), server_round)
+            return None
+
+        what = "the cohort"
+        drawn = on_all_ranks(draw, server_round=server_round, group=self.group, what=what)
+        texts = ["no more" if cohort is None else str(cohort) for cohort in drawn]
+        self._check_same("cohorts", texts, server_round)
+        cohort: list[int] | None = drawn[0]
+        return cohort
+
+    def exchange(self, clients: list[int], now: Round) -> tuple[dict[int, Message], Round]:
         """Train the clients of this rank; return the payloads of all ranks, and the states here."""
-        new = dict(states)
+        states, sealed = dict(now.clients), dict[str, Seal]()
 
         def train() -> dict[str, Any]:
-            clients = check.cohort(cohort, server_round)
             payloads = dict[int, Message | None]()
             for client in clients:
                 if is_here(client, self.group):
-                    state = new.get(str(client), {})
-                    result = self._train(client, server_round, server, state)
-                    payloads[client], new[str(client)] = result
-            return {"cohort": clients, "payloads": payloads}
+                    payload, states[str(client)] = self._train(client, now)
+                    payloads[client] = payload
+                    self.seals[str(client)] = Seal(states[str(client)])
+                    sealed[f"the payload of client {client}"] = Seal(payload)
+            own = [str(client) for client in payloads]
+            after = sealed | {f"the state of client {client}": self.seals[client] for client in own}
+            rule = "a client must not write into the results of another one, such as a shared model"
+            check_seals(f"round {now.server_round}", rule, after)
+            return {"payloads": payloads, "stateful": [each for each in own if states[each]]}
 
-        trees = on_all_ranks(train, server_round=server_round, group=self.group)
-        self._check_same("cohorts", [str(tree["cohort"]) for tree in trees], server_round)
+        where = {"server_round": now.server_round, "what": "the payloads"}
+        trees = on_all_ranks(train, group=self.group, **where)
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
-        return {client: payload for client, payload in sent if payload is not None}, new
+        stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
+        now = Round(now.server_round, now.server, states, stateful)
+        return {client: payload for client, payload in sent if payload is not None}, now
 
-    def _train(
-        self, client: int, server_round: int, server: State, state: State
-    ) -> tuple[Message | None, State]:
+    def _train(self, client: int, now: Round) -> tuple[Message | None, State]:
+        where, server_round = f"client {client}, round {now.server_round}", now.server_round
+        state = now.clients.get(str(client), {})
         try:
             data = self.data(client, server_round)
         except LookupError as error:
             got = f"client {client} in round {server_round}"
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
-        with _noted(f"client {client}, round {server_round}"):
-            answer = self.method.server.answer(client, server)
+        check_takes_part(data, client, server_round)
+        seals = {"the server's state": self.seals["server"]}
+        seals["the client's state"] = self.seals.get(str(client)) or Seal(state)
+        check_seals(where, "a state must not be changed between rounds", seals)
+        with _noted(where, seals):
+            answer = self.method.server.answer(client, now.server)
+            seals["its answer"] = Seal(answer, within=seals["the server's state"])
             result: Any = self.method.client(data, answer, state)
             check.pair("method.client", result, "return a payload and a state")
             payload, state = result
-        with check.named(f"client {client}, round {server_round}"):
+        check_seals(where, _PURE, seals)
+        with check.named(where):
             if payload is not None:
                 slots("payload", payload)
             _check_state(state)
         return payload, state
+
+    def step(self, payloads: dict[int, Message], now: Round) -> State:
+        """Take the step of the server."""
+        where = f"server, round {now.server_round}"
+        seals = {"a payload": Seal(payloads), "the server's state": self.seals["server"]}
+
+        def step() -> State:
+            try:
+                state = self.method.server.step(now.server_round, payloads, now.server)
+            except (TypeError, ValueError) as error:
+                _check_payloads(payloads)
+                error.add_note(f"payloads of clients {list(payloads)}")
+                raise
+            check_seals(where, "`method.server.step` must change no argument", seals)
+            return state
+
+        return self.agreed(step, now.server_round)
 
     def agreed(self, make: Callable[[], State], server_round: int) -> State:
         """Make a state of the server, which must be the same on all ranks."""
         made = []
 
         def digest() -> str:
-            with _noted(f"server, round {server_round}"):
+            with _noted(f"server, round {server_round}", {}):
                 made.append(make())
             with check.named(f"server, round {server_round}"):
                 _check_state(made[0])
+            self.seals["server"] = Seal(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
-        digests = on_all_ranks(digest, server_round=server_round, group=self.group)
+        where = {"server_round": server_round, "what": "the state of the server"}
+        digests = on_all_ranks(digest, group=self.group, **where)
         self._check_same("server.state", digests, server_round)
         return made[0]
 
@@ -336,13 +460,33 @@ class _Engine(NamedTuple):
 
 
 @contextmanager
-def _noted(where: str) -> Iterator[None]:
+def _noted(where: str, seals: Mapping[str, Seal]) -> Iterator[None]:
     """Add a note to an error of the method, whose type and text stay."""
     try:
         yield
     except Exception as error:
-        error.add_note(where)
+        broken = [f"{text} in {name}" for name, seal in seals.items() if (text := seal.broken())]
+        error.add_note("; after ".join([where, *broken]))
         raise
+
+
+def refuse_autocast(function: str) -> None:
+    """Refuse ``torch.autocast`` with its cache around several steps of training."""
+    enabled = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda", "xpu", "mps"))
+    if enabled and torch.is_autocast_cache_enabled():
+        raise ValueError(
+            f"{function} must not run under torch.autocast with its cache, because all steps would "
+            "use the weights of the first one; use Setting(autocast=torch.bfloat16), or enter "
+            "autocast for each batch."
+        )
+
+
+def _check_payloads(payloads: Mapping[int, Message]) -> None:
+    """Refuse a payload that a server refused by its position, and name its client."""
+    for client, payload in payloads.items():
+        for name, entry in payload.items():
+            if isinstance(entry, Weighted):
+                check.entry(f"payloads[{client}][{name!r}]", entry)
 
 
 def _check_state(state: object) -> None:

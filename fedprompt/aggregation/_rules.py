@@ -18,8 +18,11 @@ class RowRule(ABC):
     """A server rule for a tensor, applied to each name of a dict of tensors.
 
     A subclass gives the first state and the equations. Rows of weight 0 keep their value and their
-    state here, and a step with a result that is not finite is refused.
+    state here, and a step with a result that is not finite is refused. With `changes`, the mean is
+    that of changes since the broadcast, and otherwise that of values.
     """
+
+    changes = False
 
     @abstractmethod
     def first_state(self, previous: Tensor) -> State:

@@ -170,6 +170,10 @@ class _Optimizer(RowRule):
         check.function("make_optimizer", self.make_optimizer, rule)
         check.optional(check.number, "max_norm", self.max_norm, above=0)
 
+    @property
+    def changes(self) -> bool:  # type: ignore[override]
+        return self.gradient is _as_sent
+
     def first_state(self, previous: Tensor) -> State:
         return deepcopy(self._made(previous.clone()).state_dict())
 

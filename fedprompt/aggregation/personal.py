@@ -127,7 +127,8 @@ def averaging_server(
             takes the mean.
 
     Returns:
-        A server. Its state contains the `values` and the state of the `update`.
+        A server. Its state contains the `values` and the state of the `update`. It receives values,
+        and with :func:`descend` changes (``server.changes``).
 
     Example:
         >>> from fedprompt import ema
@@ -155,7 +156,8 @@ def averaging_server(
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
 
-    return Server({"values": first, "update": rule.init(first)}, answer, step)
+    changes = getattr(rule, "changes", None)  # of your own rule, it is not known
+    return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
 
 
 def _check_payloads(payloads: Any) -> None:

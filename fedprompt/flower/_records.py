@@ -12,6 +12,8 @@ from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 _MESSAGE = "fedprompt"
 _STATE = "fedprompt-state"
+STATEFUL = "stateful"
+"""Record of a reply whose client has a state that is not empty."""
 
 
 def pack(message: Message, *, header: Header) -> RecordDict:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flwr.app import ConfigRecord, RecordDict
@@ -11,7 +11,7 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 import fedprompt._checks as check
-from fedprompt.flower._records import blob_of, pack
+from fedprompt.flower._records import STATEFUL, blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages.ledger import Ledger
 from fedprompt.wire import Expected, Header, decode_payload
@@ -146,6 +146,7 @@ class Wire:
     fingerprint: Fingerprint
     max_abs: float | None
     ledger: Ledger | None
+    stateful: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         check_options(self.method, self.max_bytes, self.fingerprint)
@@ -188,6 +189,8 @@ class Wire:
                     raise check.wrong("reply", "come from a node that was asked, once", "another")
                 client = clients[node]
                 content = _content(reply)
+                if content.pop(STATEFUL, None) is not None:
+                    self.stateful.add(str(client))
                 # A client replies without records if it has no payload.
                 payloads[client] = self._decoded(content, client, exchange) if content else None
             except ValueError as error:

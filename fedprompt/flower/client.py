@@ -13,9 +13,10 @@ from flwr.clientapp import ClientApp
 
 import fedprompt._checks as check
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
-from fedprompt.flower._records import blob_of, pack, remember, remembered, unpack
+from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method, Weighted
+from fedprompt.interfaces.methods import check_takes_part
 from fedprompt.wire import Expected, Header
 
 _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
@@ -80,9 +81,13 @@ def client_app(
         if not later:
             memory = _begun(memory, message.content)
         state = copy.deepcopy(memory["after"])
-        payload, after = method.client(data(client, server_round), answer, state)
+        own = data(client, server_round)
+        check_takes_part(own, client, server_round)
+        payload, after = method.client(own, answer, state)
         up = Header(expect.fingerprint, header.server_round, str(client))
         reply = RecordDict() if payload is None else pack(payload, header=up)
+        if after:
+            reply[STATEFUL] = ConfigRecord()
         _keep({**memory, "after": after}, context, folder)
         return Envelope(reply, reply_to=message)
 

@@ -39,7 +39,9 @@ class ServerStrategy(Strategy):
 
     Attributes:
         now: Last :class:`Round` that ended. Its `clients` are empty, because the states of clients
-            are at their nodes.
+            are at their nodes, and `stateful` has the ids of those with a state. So it predicts if
+            predictions read no state. Test personalized methods at the nodes, for example with
+            ``Round(server_round, server, {client: state}).model(method, data)``.
         nodes: Nodes by client id.
 
     Example:
@@ -100,7 +102,8 @@ class ServerStrategy(Strategy):
         self._exchange += 1
         ended, more = divmod(self._exchange, self.method.exchanges)
         if not more:
-            self.now = Round(ended - 1, self._state, {})
+            stateful = {*(self.now.stateful or ()), *self._wire.stateful}
+            self.now = Round(ended - 1, self._state, {}, stateful)
         return None, MetricRecord({"asked": len(self._asked), "accepted": len(payloads)})
 
     def configure_evaluate(

@@ -3,13 +3,17 @@
 Every engine runs the same objects: one process, ranks, Flower.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces.nouns import Message
 
 State = Mapping[str, Any]
 """What a client or the server remembers: a tree as of :func:`fedprompt.save_checkpoint`."""
+
+CODED = ("client", "codec")
+"""Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
 
 class Server(NamedTuple):
@@ -22,11 +26,14 @@ class Server(NamedTuple):
             for every client that predicts, new ones included. So it must be cheap.
         step: Function (server_round, payloads, state) -> state. The payloads are a dict by client
             id, in the order of ids, with at least one client.
+        changes: Whether payloads are changes since the answer (True), or values that take its place
+            (False). Codecs that leave numbers out need changes. If None, they refuse the method.
     """
 
     state: State
     answer: Callable[[int, State], Message]
     step: Callable[[int, Mapping[int, Message], State], State]
+    changes: bool | None = None
 
 
 class Method(NamedTuple):
@@ -45,6 +52,8 @@ class Method(NamedTuple):
         form: Function from a client id to a payload with its names, shapes and dtypes; numbers are
             not read. Codecs and Flower need it. If None, the method runs in one process and on the
             ranks of one owner.
+        wrappers: Names of the functions that wrapped the method, such as "coded", the first one
+            first.
     """
 
     client: Callable[[Any, Message, State], tuple[Message | None, State]]
@@ -52,23 +61,56 @@ class Method(NamedTuple):
     predict: Callable[[Any, Message, State], Any]
     exchanges: int = 1
     form: Callable[[int], Message] | None = None
+    wrappers: tuple[str, ...] = ()
 
 
-class Round(NamedTuple):
+class _Parts(NamedTuple):
+    server_round: int
+    server: State
+    clients: Mapping[str, State]
+
+
+class Round(_Parts):
     """State after a round: those of the server and of the clients, from which a run continues.
 
     It is a tree as of :func:`save_checkpoint`, and :func:`load_checkpoint` returns a round again.
+    It unpacks into its first three attributes.
 
     Attributes:
         server_round: Round that ended (0-based).
         server: State of the server.
         clients: State of each client that ever took part, by its id as a string. With ranks, these
             are the clients of this rank.
+        stateful: Ids of all clients whose state is not empty, on other ranks and nodes, too. If
+            None, they are not known, as in a checkpoint of version 0.2. If they are not given,
+            these are the clients with a state in `clients`.
     """
 
-    server_round: int
-    server: State
-    clients: Mapping[str, State]
+    stateful: frozenset[str] | None = None
+
+    def __new__(
+        cls,
+        server_round: int,
+        server: State,
+        clients: Mapping[str, State],
+        stateful: Iterable[str] | None = (),
+    ) -> "Round":
+        """Make a round."""
+        made = super().__new__(cls, server_round, server, clients)
+        if stateful == ():
+            stateful = _holders(clients)
+        made.stateful = None if stateful is None else frozenset(stateful)
+        return made
+
+    def _replace(self, **changes: Any) -> "Round":
+        known = changes.pop("stateful", self.stateful)
+        if known is not None:
+            known = frozenset(known) | _holders(changes.get("clients"))
+        return Round(**{**self._asdict(), **changes}, stateful=known)
+
+    def missed(self, client: int | str) -> bool:
+        """Whether a client has a state, and the state is not here."""
+        return str(client) in (self.stateful or ()) and not self.clients.get(str(client))
 
     def model(self, method: Method, data: Any) -> Any:
         """Return the model with which a client predicts after this round.
@@ -76,6 +118,70 @@ class Round(NamedTuple):
         Args:
             method: Method that made this round.
             data: Data of the client, for example ``federation.data(client, now.server_round)``.
+
+        Raises:
+            ValueError: If the prediction reads the state of a client that is on another rank or
+                node, or the state is of a method with other wrappers, or if the prediction changes
+                an argument.
         """
+        own = self.clients.get(str(data.id), {})
+        check_wrappers(method, data.id, own)
+        state = _Missed(data.id) if self.missed(data.id) else own
+        seals = {"the server's state": Seal(self.server), "the client's state": Seal(own)}
         answer = method.server.answer(data.id, self.server)
-        return method.predict(data, answer, self.clients.get(str(data.id), {}))
+        seals["its answer"] = Seal(answer, within=seals["the server's state"])
+        model = method.predict(data, answer, state)
+        where = f"client {data.id}, prediction after round {self.server_round}"
+        check_seals(where, "`method.predict` must change no argument", seals)
+        return model
+
+
+class _Missed(Mapping[str, Any]):
+    """State of a client that is on another rank or node. It can be passed on, and not read."""
+
+    def __init__(self, client: int) -> None:
+        self._client = client
+
+    def __getitem__(self, key: str) -> Any:
+        raise self._error()
+
+    def __iter__(self) -> Iterator[str]:
+        raise self._error()
+
+    def __len__(self) -> int:
+        raise self._error()
+
+    def _error(self) -> ValueError:
+        return ValueError(
+            f"`now.clients` must have the state of client {self._client}, which the method reads; "
+            "got none. The state is on another rank or node: predict there, or gather the states."
+        )
+
+
+def check_wrappers(method: Method, client: int | str, state: State) -> None:
+    """Refuse the state of a coded run for a method that is not coded, and the other way round."""
+    depth, inner = 0, state
+    while len(inner) == len(CODED) and all(key in inner for key in CODED):
+        depth, inner = depth + 1, inner["client"]
+    codecs = method.wrappers.count("coded")
+    if depth > codecs or (inner and depth < codecs):
+        raise ValueError(
+            f"`method` must have {depth} codecs, as in the run that made the state of client "
+            f"{client}; got {codecs}."
+        )
+
+
+def check_takes_part(data: Any, client: int, server_round: int) -> None:
+    """Refuse a client that the setting of its data does not name. It may only predict."""
+    clients = getattr(getattr(data, "setting", None), "clients", None)
+    if clients is not None and client not in clients:
+        raise ValueError(
+            "`cohorts` must have clients of `setting.clients`, because the others only predict; got "
+            f"client {client} in round {server_round}."
+        )
+
+
+def _holders(clients: Any) -> frozenset[str]:
+    if not isinstance(clients, Mapping):
+        return frozenset()
+    return frozenset(client for client, state in clients.items() if state)

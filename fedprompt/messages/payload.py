@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.nn as nn
@@ -21,11 +22,17 @@ def collect(
     weight: float,
     rows: Mapping[str, Real[Tensor, "..."]] | None = None,
     only: Iterable[str] | None = None,
+    buffers: bool = False,
 ) -> dict[str, Weighted]:
     """Copy a module's parameters into a payload: the message of a client.
 
-    All parameters are sent under their names, trainable or not; buffers are never sent. Keep
-    private parameters in another module, which is not collected: weight 0 is not privacy.
+    All parameters are sent under their names, trainable or not. Keep private parameters in another
+    module, which is not collected: weight 0 is not privacy.
+
+    If training changed buffers that are not sent, such as running statistics of batch
+    normalization, a ``UserWarning`` names them, once for each module: a shared module would carry
+    them from client to client, outside of all messages and states. Send them by `buffers`, or keep
+    them in the state of each client (``snapshot(module, buffers=True)``).
 
     If `module` has trainable parameters and more bytes of frozen ones, a ``UserWarning`` names the
     frozen ones. Pass the trainable names as `only`, or all names if you mean to send them.
@@ -39,6 +46,8 @@ def collect(
         rows: Evidence for single rows, by parameter name. It replaces `weight` for this name. Each
             is a tensor of numbers whose shape is the leading shape of the parameter.
         only: Names or dotted prefixes. If None, every parameter is sent.
+        buffers: Whether floating-point buffers of ``module.state_dict()`` are sent, too. Integers,
+            such as the number of batches, have no mean and are left out.
 
     Returns:
         Entries by name. Each has a detached copy of the parameter, and float32 weights on its
@@ -58,12 +67,17 @@ def collect(
     """
     check.number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
-    values = snapshot(module, only=only)
-    if only is None:
+    values = snapshot(module, only=only, buffers=buffers)
+    values = {
+        name: value for name, value in values.items() if value.is_floating_point() or not buffers
+    }
+    if only is None and not buffers:
         _warn_of_frozen(module, values)
     rows = {} if rows is None else rows
     check.names("rows", rows)
     check.known("rows", rows, values, "name collected parameters")
+    if weight:
+        _warn_of_buffers(module, values, rows)
     payload = {}
     for name, value in values.items():
         counts = _counts(name, rows[name], value) if name in rows else whole
@@ -98,6 +112,50 @@ def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
         f"Pass `only`, such as only={sorted({name.partition('.')[0] for name in trained})}.",
         stacklevel=3,
     )
+
+
+_LOADED = WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]]()
+"""Buffers that the last `load_values` of a module did not write: identity and version of each."""
+
+_WARNED = WeakSet[nn.Module]()
+_COUNT = "num_batches_tracked"
+
+
+def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return a mark of each buffer of the state dict, which a write changes."""
+    buffers = dict(module.named_buffers())
+    saved = module.state_dict().keys() if buffers else ()
+    return {
+        inner_name(module, name): (id(buffer), buffer._version)
+        for name, buffer in buffers.items()
+        if name in saved and not buffer.is_inference()
+    }
+
+
+def _warn_of_buffers(
+    module: nn.Module, sent: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+) -> None:
+    """Warn once if training changed buffers of a module that are neither loaded nor sent."""
+    now, before = _marks(module), _LOADED.get(module)
+    if before is None:  # it was never loaded, so only statistics are known to change
+        parts = [(f"{name}.{_COUNT}".lstrip("."), part) for name, part in module.named_modules()]
+        counted = [name for name, part in parts if part.training and getattr(part, _COUNT, None)]
+        changed, before = [inner_name(module, name) for name in counted], now
+    else:
+        changed = [name for name, mark in before.items() if now.get(name, mark) != mark]
+    # PyTorch counts the writes into the number of batches, and not those into the statistics.
+    names = [name.replace(_COUNT, "running_mean") for name in changed]
+    known = {now[name][0] for name in sent if name in now} | set(map(id, rows.values()))
+    missing = [name for name in names if name in before and now[name][0] not in known]
+    if missing and module not in _WARNED:
+        _WARNED.add(module)
+        warnings.warn(
+            "`module` has buffers that training changes and no message has, such as running "
+            f"statistics: {check.some_names(missing)}. A shared module carries them from client to "
+            "client. Send them by collect(..., buffers=True), or keep them in the state of each "
+            "client, and load it: snapshot(module, buffers=True).",
+            stacklevel=3,
+        )
 
 
 def _float32(argument: str, weight: object) -> Tensor:
@@ -180,6 +238,7 @@ def load_values(module: nn.Module, message: Message) -> None:
     _check_ties(targets, new)
     for name, value in new.items():
         targets[name].copy_(value)
+    _LOADED[module] = {name: mark for name, mark in _marks(module).items() if name not in new}
 
 
 def num_bytes(message: Message) -> int:

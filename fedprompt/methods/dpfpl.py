@@ -13,7 +13,8 @@ Deviations: the gradient of each image is clipped, as differential privacy requi
 code clips the gradient of a batch. The gradient of the private context is the projection of its
 full gradient, as in reparametrized gradient perturbation (Yu et al., ICML 2021). Their code adds
 the term that belongs to both projections and should be subtracted. As in their code, the step of
-the private context is a tenth of the shared one. Steps are plain gradient steps. Batches are not
+the private context is a tenth of the shared one. Steps are plain gradient steps, and
+`make_optimizer` of the setting is not read. Batches are not
 Poisson samples, so the study states no epsilon.
 
 Compared: linhhtran/DP-FPL cce74b4, with the deviations above and without noise, float64, largest
@@ -86,7 +87,8 @@ def _server(
         size = setting.batch_size * len(payloads)
         mean = noisy_mean(total, expected_batch_size=size, generator=draw)["shared"].to(shared)
         after = _advanced(state, draw, setting.steps)
-        return {"shared": state["shared"] - rate * mean, **after}
+        moved = setting.learning_rate(rate, server_round) * mean
+        return {"shared": state["shared"] - moved, **after}
 
     return fp.Server({"shared": shared, "step": 0}, answer, step)
 
@@ -107,6 +109,8 @@ def dpfpl(
     private_factor: float = 0.1,
 ) -> fp.Method:
     """DP-FPL."""
+    if not setting.steps:
+        raise ValueError("`steps` must be at least 1 for DP-FPL, a step an exchange; got 0.")
     model = setting.new_model()
     draw = setting.stream(0, purpose="private")
     shared = model.context().detach()[0].clone()
@@ -116,13 +120,15 @@ def dpfpl(
     def train(data, answer, state):
         private = state.get("private", new)
         draw = _resumed(data.stream("noise"), state)
-        batch = next(islice(data.batches(), state.get("step", 0), None))
-        by_image = _gradients(predict(data, answer, state), *batch)
+        number = state.get("step", 0)
+        for batch in islice(data.batches(), number, number + 1):
+            by_image = _gradients(predict(data, answer, state), *batch)
         u, v = _factors(private, rank, draw)
         size = {"expected_batch_size": setting.batch_size, "generator": draw}
         sums = (_clipped(part, max_norm) for part in (by_image @ v.T, u.T @ by_image))
         of_u, of_v = (noisy_mean({"mean": total}, **size)["mean"].to(private) for total in sums)
-        private = private - private_factor * learning_rate * _projected(of_u, of_v, u, v)
+        rate = data.learning_rate(private_factor * learning_rate)
+        private = private - rate * _projected(of_u, of_v, u, v)
         payload = {"shared": _clipped(by_image, max_norm).to(shared)}
         return payload, {"private": private, **_advanced(state, draw, setting.steps)}
 

@@ -18,8 +18,10 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._checks as check
+from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, take_step
+from fedprompt.rounds import refuse_autocast
 from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["counted_passes", "evaluate"]
@@ -102,6 +104,7 @@ def evaluate(
         >>> print({name: figures[name] > 0.5 for name in ("full", "own", "worst", "received")})
         {'full': True, 'own': True, 'worst': True, 'received': True}
     """
+    refuse_autocast("evaluate")
     check.method(method)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("now", now, Round, "be a Round")
@@ -285,7 +288,13 @@ class _Run:
         """Measure each client on its rank, and return the figures of all of them."""
 
         def here() -> dict[str, dict[str, float]]:
-            return {str(c): measured(c) for c in clients if is_here(c, self.group)}
+            found, server = {}, Seal(self.now.server)
+            for client in (c for c in clients if is_here(c, self.group)):
+                seals = {"the server's state": server}
+                seals["the client's state"] = Seal(self.now.clients.get(str(client), {}))
+                found[str(client)] = measured(client)
+                check_seals(f"client {client}", "a prediction must change no argument", seals)
+            return found
 
         trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)
         return {int(client): figures for tree in trees for client, figures in tree.items()}

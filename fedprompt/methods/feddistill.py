@@ -42,12 +42,13 @@ def feddistill(
     def train(data, answer, state):
         model = setting.model(data.id, state)
         optimizer = data.optimizer(model, learning_rate)
-        means = []
+        means = [unknown]
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
             take_step(optimizer, loss)
-            means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
+            logits = logits.detach().to(unknown.value)
+            means.append(fp.class_means(logits, labels, num_classes=classes))
         return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):

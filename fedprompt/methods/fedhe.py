@@ -32,12 +32,13 @@ def fedhe(
         model = setting.model(data.id, state)
         teacher = answer["logits"]
         optimizer = data.optimizer(model, learning_rate)
-        means = []
+        means = [unknown]
         for images, labels in data.batches():
             logits = model(images)
             loss = fp.guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
             take_step(optimizer, loss)
-            means.append(fp.class_means(logits.detach(), labels, num_classes=classes))
+            logits = logits.detach().to(unknown.value)
+            means.append(fp.class_means(logits, labels, num_classes=classes))
         return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def step(server_round, payloads, state):

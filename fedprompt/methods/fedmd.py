@@ -48,8 +48,8 @@ def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
         draw = data.generator("public")
         for _ in range(digested):
             chosen = torch.randperm(count, generator=draw)[: setting.batch_size]
-            loss = F.l1_loss(model(public[chosen]), consensus[chosen])
-            take_step(optimizer, loss)
+            with data.autocast():
+                take_step(optimizer, F.l1_loss(model(public[chosen]), consensus[chosen]))
         for images, labels in islice(data.batches(), data.steps - digested):
             take_step(optimizer, F.cross_entropy(model(images), labels))
         with torch.no_grad():

@@ -54,9 +54,10 @@ def _meta_learned(
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
+        rate = data.learning_rate(inner_rate)
         for images, labels in data.batches():
             with sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
-                adapted = _adapt(model, images[::2], labels[::2], inner_rate, exact=exact)
+                adapted = _adapt(model, images[::2], labels[::2], rate, exact=exact)
                 logits = functional_call(model, adapted, (images[1::2],))
             loss = F.cross_entropy(logits, labels[1::2])
             take_step(optimizer, loss)
@@ -65,7 +66,8 @@ def _meta_learned(
     def predict(data, answer, state):
         fp.load_values(model, answer)
         if state:
-            fp.load_values(model, _adapt(model, *data.own(), inner_rate, exact=False))
+            rate = data.learning_rate(inner_rate)
+            fp.load_values(model, _adapt(model, *data.own(), rate, exact=False))
         return model
 
     return averaged(model, train, predict=predict)

@@ -6,7 +6,8 @@ al., AISTATS 2017) of prompts and head.
 
 Up: prompts and head, L P D + D C + C numbers. Down: prompts and head.
 
-Deviations: every client counts once in the mean, as in SCAFFOLD.
+Deviations: every client counts once in the mean, as in SCAFFOLD. `make_optimizer` of the setting is
+not read.
 
 Compared: its definition, float64, largest difference 1.1e-16 (2026-11).
 """
@@ -26,7 +27,7 @@ def plain_steps(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+        optimizer = torch.optim.SGD(model.parameters(), data.learning_rate(learning_rate))
         for images, labels in data.batches():
             take_step(optimizer, F.cross_entropy(model(images), labels))
         return fp.collect(model, weight=1.0), state

@@ -2,7 +2,8 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Method
@@ -13,9 +14,11 @@ __all__ = [
     "METHODS",
     "PERSONALIZED",
     "PERSONALIZED_CLIP",
+    "RANGES",
     "Entry",
     "Range",
     "adapted",
+    "range_of",
     "register",
 ]
 
@@ -41,6 +44,19 @@ def adapted(marks: Mapping[str, Any]) -> dict[str, Any]:
     """Add the trait of methods of which a step is replaced or left out."""
     return {**marks, "traits": (*marks["traits"], "adapted")}
 
+
+_SHARE, _FACTOR = (partial(check.number, at_least=0, **most) for most in ({"at_most": 1}, {}))
+_POSITIVE, _FRACTION = (partial(check.number, above=0, **most) for most in ({}, {"at_most": 1}))
+
+RANGES: dict[str, Callable[[str, Any], None]] = {
+    **dict.fromkeys(("rate", "temperature", "epsilon", "norm", "threshold"), _POSITIVE),
+    **dict.fromkeys(("mass", "outer_step", "energies"), _FRACTION),
+    **dict.fromkeys(("alpha", "beta", "mix", "momentum", "decay", "share"), _SHARE),
+    **dict.fromkeys(("weight", "multiplier", "factor", "diversity", "margin", "offset"), _FACTOR),
+    **dict.fromkeys(("rank", "components", "experts", "groups", "size", "width"), check.count),
+    **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
+}
+"""Check of each hyperparameter by its name, or by the last word of its name."""
 
 _Make = TypeVar("_Make", bound=Callable[..., Method])
 
@@ -84,7 +100,10 @@ def register(
     search: Mapping[str, Range] | None = None,
     inputs: str = "",
 ) -> Callable[[_Make], _Make]:
-    """Add a function to `METHODS`. The function itself stays as it is.
+    """Add a function to `METHODS`, which then checks its hyperparameters.
+
+    A hyperparameter whose default is a number must be a number in the range of its name, such as
+    "rank" or "server_rate" (`RANGES`), or of the last word of its name.
 
     Args:
         title: Name in tables.
@@ -114,12 +133,36 @@ def register(
         if unknown := sorted(ranges.keys() - _hyperparameters(make).keys()):
             rule = f"name hyperparameters of {name}: {', '.join(_hyperparameters(make))}"
             raise check.wrong("search", rule, unknown)
+
+        @wraps(make)
+        def checked(*arguments: Any, **given: Any) -> Method:
+            for option, default in _hyperparameters(make).items():
+                if option in given:
+                    _check(option, given[option], default)
+            return make(*arguments, **given)
+
         if name in METHODS:
             raise check.wrong("name", "be new among the methods", repr(name))
-        METHODS[name] = Entry(name, title, make, tuple(families), tuple(traits), ranges, inputs)
-        return make
+        METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
+        return cast(_Make, checked)
 
     return add
+
+
+def range_of(name: str) -> Callable[[str, Any], None] | None:
+    """Return the check of a hyperparameter by its name, or by the last word of it."""
+    return RANGES.get(name) or RANGES.get(name.rpartition("_")[2])
+
+
+def _check(name: str, value: Any, default: Any) -> None:
+    """Require a number in the range of a name where the default is a number, or a flag."""
+    if isinstance(default, bool):
+        check.flag(name, value)
+    elif isinstance(default, tuple) and default and isinstance(value, tuple | list):
+        for part, like in zip(value, default, strict=False):
+            _check(name, part, like)
+    elif isinstance(default, int | float) or (default is None and isinstance(value, int | float)):
+        (range_of(name) or check.number)(name, value)
 
 
 def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ mean gradients from the movement of earlier rounds (option II of the paper). Kar
 Up: the changes of prompts, head and control variate, 2 (L P D + D C + C) numbers. Down: prompts,
 head and the server's control variate, as many.
 
-Deviations: none. The steps are plain gradient steps, because the definition needs them, and the
-server rate is 1. Every client counts once in the mean.
+Deviations: none. The steps are plain gradient steps, because the definition needs them, so
+`make_optimizer` of the setting is not read. The server rate is 1. Every client counts once in the
+mean.
 
 Compared: option II of the paper and TsingZ0/PFLlib d832e76, float64, largest difference 5.6e-17
 (2026-11).
@@ -26,10 +27,16 @@ from fedprompt.methods.registry import register
 from fedprompt.methods.setting import VitSetting
 
 
-def _control_changes(moved: Payload, c: Mapping[str, Tensor], scale: float) -> Payload:
-    """Estimate how a control variate changes, from the movement of the client (option II)."""
+def _control_changes(moved: Payload, c: Mapping[str, Tensor], length: float) -> Payload:
+    """Estimate how a control variate changes, from the movement of the client (option II).
+
+    Without steps, or with a rate of 0, a client learns nothing about its gradient.
+    """
+    if not length:
+        return {name: entry._replace(value=0 * entry.value) for name, entry in moved.items()}
     return {
-        name: entry._replace(value=scale * entry.value - c[name]) for name, entry in moved.items()
+        name: entry._replace(value=-1 / length * entry.value - c[name])
+        for name, entry in moved.items()
     }
 
 
@@ -44,7 +51,8 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
         predict(data, answer, state)
         c = fp.part(answer, "control")
         c_i = state or zeros
-        optimizer = torch.optim.SGD(model.parameters(), learning_rate)
+        rate = data.learning_rate(learning_rate)
+        optimizer = torch.optim.SGD(model.parameters(), rate)
         for images, labels in data.batches():
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
@@ -53,7 +61,7 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
                     parameter.grad += c[name] - c_i[name]
             optimizer.step()
         moved = fp.delta(fp.collect(model, weight=1.0), answer)
-        changes = _control_changes(moved, c, -1 / (data.steps * learning_rate))
+        changes = _control_changes(moved, c, data.steps * rate)
         c_i = {name: value + changes[name].value for name, value in c_i.items()}
         return moved | fp.named("control", changes), c_i
 
@@ -75,4 +83,5 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
         entries = fp.collect(model, weight=0)
         return entries | fp.named("control", entries)
 
-    return fp.Method(train, fp.Server({"x": first, "c": zeros}, answer, step), predict, form=form)
+    server = fp.Server({"x": first, "c": zeros}, answer, step, changes=True)
+    return fp.Method(train, server, predict, form=form)

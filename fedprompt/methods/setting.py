@@ -8,7 +8,9 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
         model = now.model(method, federation.data(3, now.server_round))
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -88,7 +90,9 @@ class Setting:
         augment: Random augmentation of a batch, or None.
         make_optimizer: Constructor of the optimizer of clients.
         schedule: Function from the share of rounds that are over, in [0, 1), to a factor of the
-            learning rate. If None, the learning rate is constant.
+            learning rate of clients. If None, the learning rate is constant.
+        autocast: Dtype in which clients compute on a batch, torch.bfloat16 or None, for float32.
+            Parameters, messages, optimizers, the server and predictions stay in float32.
         device: Device of models and batches. Stored inputs may stay on the CPU. Methods make
             further tensors on torch's default device, so run them under
             ``with torch.device(setting.device)``.
@@ -113,6 +117,7 @@ class Setting:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     schedule: Callable[[float], float] | None = None
+    autocast: torch.dtype | None = None
     device: torch.device | str = "cpu"
     _models: dict[int, tuple[nn.Module, dict[str, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -121,6 +126,17 @@ class Setting:
     def __post_init__(self) -> None:
         for name, least in {"num_classes": 1, "rounds": 0, "steps": 0, "batch_size": 1}.items():
             check.count(name, getattr(self, name), at_least=least)
+        check.count("seed", self.seed, at_least=0)
+        check.sequence("clients", self.clients, "ids, such as range(100)")
+        check.optional(check.function, "schedule", self.schedule)
+        check.function("make_optimizer", self.make_optimizer, "make an optimizer")
+        if self.autocast not in (None, torch.bfloat16):
+            rule = "be torch.bfloat16 or None, because float16 needs scaled losses"
+            raise check.wrong("autocast", rule, self.autocast)
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise check.wrong("device", "name a device of PyTorch", repr(self.device)) from error
 
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
@@ -161,9 +177,11 @@ class Setting:
         """Make the optimizer of a client for the parameters, or for a module."""
         if isinstance(parameters, nn.Module):
             parameters = [weight for weight in parameters.parameters() if weight.requires_grad]
-        progress = server_round / self.rounds
-        factor = 1.0 if self.schedule is None else self.schedule(progress)
-        return self.make_optimizer(parameters, lr=learning_rate * factor)
+        return self.make_optimizer(parameters, lr=self.learning_rate(learning_rate, server_round))
+
+    def learning_rate(self, rate: float, server_round: int = 0) -> float:
+        """Multiply a learning rate of clients by the factor of the schedule in a round."""
+        return rate if self.schedule is None else rate * self.schedule(server_round / self.rounds)
 
     def seeded(self, make: Callable[..., _Module], *arguments: Any) -> _Module:
         """Make a module whose initial values are drawn from the seed, not from the global stream.
@@ -221,6 +239,27 @@ class Setting:
         return model
 
 
+class _Casts(threading.local):
+    """Autocast of a thread. Iterators of batches may take turns, so the last one ends it."""
+
+    depth = 0
+    context: torch.autocast
+
+    def enter(self, device: str, dtype: torch.dtype) -> None:
+        if not self.depth:
+            self.context = torch.autocast(device, dtype, cache_enabled=False)
+            self.context.__enter__()
+        self.depth += 1
+
+    def leave(self) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.context.__exit__(None, None, None)
+
+
+_CASTS = _Casts()
+
+
 @dataclass(frozen=True)
 class ClientData:
     """Training data of one client, in one round.
@@ -271,7 +310,8 @@ class ClientData:
     ) -> Iterator[Batch]:
         """Yield the training batches of this round, `steps` in all.
 
-        A second call yields the same batches.
+        A second call yields the same batches. In the body of the loop, PyTorch computes in
+        `autocast` of the setting.
 
         Args:
             among: Positions of the inputs to draw from. If None, all inputs.
@@ -282,7 +322,9 @@ class ClientData:
         positions = chosen.cpu().long()
         for _ in range(self.setting.steps):
             order = torch.randperm(len(positions), generator=rng, device="cpu")
-            yield self.batch(positions[order[: self.setting.batch_size]], rng)
+            batch = self.batch(positions[order[: self.setting.batch_size]], rng)
+            with self.autocast():
+                yield batch
 
     def phases(self, count: int) -> Iterator[Iterator[Batch]]:
         """Divide the batches of this round into equal phases; the last has what is left over."""
@@ -301,6 +343,26 @@ class ClientData:
         """Return all inputs and their labels, without augmentation."""
         inputs = self.inputs_at(torch.arange(self.num_examples, device="cpu"))
         return inputs.to(self.setting.device), self.labels
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Compute in the dtype of the setting, for steps without `batches`.
+
+        Weights are cast at each use, because PyTorch's cache would keep those before a step.
+        """
+        dtype, device = self.setting.autocast, torch.device(self.setting.device).type
+        if dtype is None:
+            yield
+            return
+        _CASTS.enter(device, dtype)
+        try:
+            yield
+        finally:
+            _CASTS.leave()
+
+    def learning_rate(self, rate: float) -> float:
+        """Multiply a learning rate by the factor of the schedule in this round."""
+        return self.setting.learning_rate(rate, self.server_round)
 
     def optimizer(
         self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
@@ -554,7 +616,7 @@ def attentive_server(
         of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
         return torch.cat([of_clients, attention(distances, temperature)[-1:]])
 
-    return fp.Server({"latest": {}, "attention": rows({})}, answer, step)
+    return fp.Server({"latest": {}, "attention": rows({})}, answer, step, changes=False)
 
 
 def attention(

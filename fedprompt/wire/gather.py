@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from traceback import format_exception_only
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -13,6 +13,9 @@ import fedprompt._checks as check
 from fedprompt._trees import from_blob, to_blob
 
 __all__ = ["gather_trees", "is_here", "on_all_ranks"]
+
+_LONGEST_ERROR = 2000
+"""Longest text of an error that is sent to other ranks, in characters."""
 
 
 def gather_trees(
@@ -44,7 +47,7 @@ def gather_trees(
         ValueError: If this process is not in the group, the ranks are in different rounds, or a
             tree arrives damaged.
         RuntimeError: If another rank has an error (the text has that error and its rank), has died
-            or does not call.
+            or does not call within the timeout of the group (the text has the round).
 
     Example:
         >>> store = torch.distributed.HashStore()
@@ -56,18 +59,47 @@ def gather_trees(
     _check_group(group)
     check.count("server_round", server_round, at_least=0)
     check.instance("error", error, Exception | None, "be an exception or None")
+    return _gathered(tree, error, _Wait(server_round, "a tree", group))
+
+
+class _Wait(NamedTuple):
+    """A result of all ranks that this rank waits for."""
+
+    server_round: int
+    what: str
+    group: "distributed.ProcessGroup | None"
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Gather tensors; an error of the backend becomes one that names round and result."""
+        world, rank = distributed.get_world_size(self.group), distributed.get_rank(self.group)
+        gathered = [torch.empty_like(tensor) for _ in range(world)]
+        try:
+            distributed.all_gather(gathered, tensor, group=self.group)
+        except RuntimeError as error:
+            others = [other for other in range(world) if other != rank]
+            who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {others[:8]}"
+            raise RuntimeError(
+                f"round {self.server_round}: rank {rank} waited for {self.what}, and {who} did not "
+                "answer. It has died, has left its loop, or is slower than the timeout of the "
+                f"group (init_process_group). The backend says: {str(error)[:_LONGEST_ERROR]}"
+            ) from error
+        return gathered
+
+
+def _gathered(tree: Any, error: Exception | None, wait: _Wait) -> list[Any]:
     blob = b""
     try:
         blob = to_blob(tree, "tree") if error is None else blob
     except Exception as refused:  # raised below, because the other ranks wait
         error = refused
     if error is not None:
-        blob = "".join(format_exception_only(error)).strip().encode(errors="replace")
-    head = [error is not None, len(blob), server_round, *hashlib.sha256(blob).digest()]
+        text = "".join(format_exception_only(error)).strip()
+        blob = text[:_LONGEST_ERROR].encode(errors="replace")
+    head = [error is not None, len(blob), wait.server_round, *hashlib.sha256(blob).digest()]
     row = torch.tensor(head, dtype=torch.int64, device="cpu")
-    rows = [gathered.tolist() for gathered in _all_gather(row, group)]
+    rows = [gathered.tolist() for gathered in wait.all_gather(row)]
     failed, lengths, rounds, *_ = zip(*rows, strict=True)
-    blobs = _gather_blobs(blob, list(lengths), group)
+    blobs = _gather_blobs(blob, list(lengths), wait)
     if error is not None:
         raise error
     texts = [f"rank {rank}: {blobs[rank].decode()}" for rank, wrong in enumerate(failed) if wrong]
@@ -82,18 +114,23 @@ def gather_trees(
 
 
 def on_all_ranks(
-    work: Callable[[], Any], *, server_round: int, group: "distributed.ProcessGroup | None"
+    work: Callable[[], Any],
+    *,
+    server_round: int,
+    group: "distributed.ProcessGroup | None",
+    what: str = "its results",
 ) -> list[Any]:
     """Return the results of all ranks; an error of one rank ends the call on all of them."""
     if group is None:
         return [work()]
+    _check_group(group)
     tree = None
     error = None
     try:
         tree = work()
-    except Exception as raised:  # raised by `gather_trees`, because the other ranks wait
+    except Exception as raised:  # raised by `_gathered`, because the other ranks wait
         error = raised
-    return gather_trees(tree, server_round=server_round, error=error, group=group)
+    return _gathered(tree, error, _Wait(server_round, what, group))
 
 
 def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
@@ -115,15 +152,7 @@ def _check_group(group: "distributed.ProcessGroup | None") -> None:
         raise check.wrong("group", "contain this process", "a group without it")
 
 
-def _gather_blobs(
-    blob: bytes, lengths: list[int], group: "distributed.ProcessGroup | None"
-) -> list[bytes]:
+def _gather_blobs(blob: bytes, lengths: list[int], wait: _Wait) -> list[bytes]:
     padded = torch.frombuffer(bytearray(blob.ljust(max(lengths), b"\0")), dtype=torch.uint8)
-    gathered = zip(_all_gather(padded, group), lengths, strict=True)
+    gathered = zip(wait.all_gather(padded), lengths, strict=True)
     return [received[:length].numpy().tobytes() for received, length in gathered]
-
-
-def _all_gather(tensor: Tensor, group: "distributed.ProcessGroup | None") -> list[Tensor]:
-    gathered = [torch.empty_like(tensor) for _ in range(distributed.get_world_size(group))]
-    distributed.all_gather(gathered, tensor, group=group)
-    return gathered

@@ -14,7 +14,7 @@ import torch.nn as nn
 from fedprompt.methods import METHODS, fedprox, register
 from tiny_federations import federation_of, last, mixed_federation
 
-FILES = sorted({Path(inspect.getfile(method.make)) for method in METHODS.values()})
+FILES = sorted({Path(inspect.getfile(inspect.unwrap(method.make))) for method in METHODS.values()})
 FAMILIES = {"one model", "mixed models", "CLIP"}
 NOT_CODE = {"_RATES", "_SEARCH"}  # assignments that describe a method
 TRAITS = {"personalized", "public data", "different models", "private", "adapted"}

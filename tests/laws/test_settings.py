@@ -1,0 +1,90 @@
+"""Laws of the fields of a setting, over the whole gallery: schedule, steps, autocast, ranges."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+
+import fedprompt as fp
+from fedprompt._trees import packed
+from fedprompt.methods import METHODS
+from fedprompt.methods.registry import range_of
+from method_runs import RUNS
+from same import assert_same
+from tiny_federations import federation_of
+
+SMALL = {"rounds": 2, "cohort_size": 2, "clients": [0, 1]}
+
+
+def made(name: str, family: str, **changes: Any) -> tuple[Any, fp.Method]:
+    federation = federation_of(METHODS[name], family, **SMALL | changes)
+    return federation, METHODS[name].make(federation)
+
+
+def parameters(model: Any) -> dict[str, torch.Tensor]:
+    known = isinstance(model, nn.Module) and [*model.parameters()]
+    return fp.snapshot(model) if known else {}
+
+
+PERSONALIZED_OTHERWISE = {"fedgh", "fedmgp", "fedpha", "perfedavg", "perfedavg_first_order"}
+"""The server of FedGH trains a head; the others predict with the state {} in another way."""
+
+
+@pytest.mark.parametrize("changes", [{"schedule": lambda progress: 0.0}, {"steps": 0}], ids=str)
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_no_client_moves_at_a_rate_of_0_or_without_steps(name, family, changes):
+    if name == "dpfpl" and "steps" in changes:
+        with pytest.raises(ValueError, match=r"^`steps` must be at least 1"):
+            made(name, family, **changes)
+        return
+    federation, method = made(name, family, **changes)
+    start = fp.Round(-1, method.server.state, {})
+    first = parameters(start.model(method, federation.data(0, 0)))
+    *_, now = fp.run_rounds(method, federation.data, [[0, 1], [1, 0]])
+    if name not in PERSONALIZED_OTHERWISE:
+        assert_same(parameters(now.model(method, federation.data(0, 1))), first, ordered=False)
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_autocast_changes_a_loss_by_little_and_no_dtype_and_rounds_go_on(name, family, monkeypatch):
+    losses: dict[Any, list[float]] = {None: [], torch.bfloat16: []}
+    functions = {each: getattr(torch.autograd, each) for each in ("backward", "grad")}
+
+    def watched(each, loss, *rest, **options):
+        found = loss if isinstance(loss, torch.Tensor) else loss[0]
+        if not losses[dtype]:
+            assert torch.is_autocast_enabled("cpu") == (dtype is not None)
+        losses[dtype].append(float(found.detach().sum()))
+        return functions[each](loss, *rest, **options)
+
+    for each in functions:
+        call = lambda *all, each=each, **options: watched(each, *all, **options)  # noqa: E731
+        monkeypatch.setattr(torch.autograd, each, call)
+    for dtype in losses:
+        federation, method = made(name, family, autocast=dtype)
+        whole = list(fp.run_rounds(method, federation.data, [[0, 1]] * 2))
+    (again,) = fp.run_rounds(method, federation.data, [[0, 1]] * 2, start=whole[0])
+    assert_same(tuple(again), tuple(whole[1]))
+    packed(again, "round", tensors := {})
+    assert torch.bfloat16 not in {tensor.dtype for tensor in tensors.values()}
+    for exact, found in zip(losses[None][:1], losses[torch.bfloat16][:1], strict=True):
+        assert found == pytest.approx(exact, rel=2e-2, abs=2e-2)
+
+
+NUMBERS = [
+    (name, option)
+    for name, entry in METHODS.items()
+    for option, default in entry.defaults.items()
+    if isinstance(default, int | float) and not isinstance(default, bool)
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_each_number_has_a_range_with_all_that_a_study_tunes(name, option):
+    entry, check = METHODS[name], range_of(option)
+    for inside in [entry.defaults[option], *entry.search.get(option, ())]:
+        check(option, inside)
+    for wrong in (-1, float("nan"), float("inf"), "x"):
+        with pytest.raises((TypeError, ValueError), match=f"^`{option}` must be"):
+            entry.make(None, **{option: wrong})
