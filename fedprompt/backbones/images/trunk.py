@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.backbones._models import check_unadapted, chosen_parameters, libraries
+from fedprompt.backbones._probe import has_weights, restored_on_error
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
 from fedprompt.backbones.images._open_clip import open_clip_maker
 from fedprompt.backbones.images._timm import timm_maker
@@ -54,6 +55,7 @@ def vit_trunk(
     *,
     attention_mask: Float[Tensor, "seq seq"] | None = None,
     trainable: Iterable[nn.Parameter | nn.Module] | None = None,
+    probe: bool = True,
 ) -> TrainableTrunk:
     """Make a frozen trunk from a vision transformer, shared by all clients.
 
@@ -109,6 +111,7 @@ def vit_trunk(
         >>> trunk.prefix, trunk.dim, trunk.depth, trunk.num_features, trunk.patch_size
         (1, 8, 2, 8, 4)
     """
+    check.flag("probe", probe)
     make = _maker(model)
     if make is None:
         reason = _reason_to_refuse(model)
@@ -118,8 +121,12 @@ def vit_trunk(
         check_mask(attention_mask)
     chosen = chosen_parameters(model, trainable)
     check_unadapted("model", model.named_parameters(), set(chosen))
-    trunk = make(freeze(model), attention_mask)
-    trunk.train_parameters(chosen)
+    with restored_on_error(model):
+        trunk = make(freeze(model), attention_mask)
+        trunk.train_parameters(chosen)
+        trunk.probe.enabled = probe
+        if has_weights(model):  # others are probed at their first use
+            trunk.probe.look()
     return trunk
 
 
