@@ -70,14 +70,14 @@ class Probe:
         seen = [found for part in self.containers for found in changes(part)]
         if seen == self.seen:
             return
-        self.seen = seen
+        self.enabled = False  # in the passes of the probe
         try:
             with without_traces(self.model):
                 self._compare()
                 self._differentiate()
-        except Exception:
-            self.seen = None
-            raise
+            self.seen = seen
+        finally:
+            self.enabled = True
 
     def _compare(self) -> None:
         with torch.no_grad():
@@ -91,7 +91,9 @@ class Probe:
         found, expected = found.double(), expected.to(found.device).double()
         scale, difference = expected.abs().max(), (found - expected).abs().max()
         if difference > self._bound() * scale:
-            parts = [f"{type(part).__name__}.{n}" for part in self.containers for n, _ in changes(part)]
+            parts = [
+                f"{type(part).__name__}.{n}" for part in self.containers for n, _ in changes(part)
+            ]
             where = f"from {listed(parts)}" if parts else "from it"
             rule = (
                 f"compute part by part what it computes as a whole, {_PARTS}; remove hooks and "
@@ -154,7 +156,9 @@ def watched(model: nn.Module) -> Iterator[list[str]]:
 
     def hook(name: str, _: object, given: tuple[Any, ...], named: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple | list) else (output,)
-        tensors = [part for part in outputs if isinstance(part, Tensor) and part.is_floating_point()]
+        tensors = [
+            part for part in outputs if isinstance(part, Tensor) and part.is_floating_point()
+        ]
         inputs = [part for part in (*given, *named.values()) if isinstance(part, Tensor)]
         if tensors and not any(part.requires_grad for part in tensors):
             lost.extend([name] * any(part.requires_grad for part in inputs))

@@ -83,7 +83,9 @@ def fingerprint(
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    tensors = _tensors(model.state_dict()).values()
+    weights = [*model.parameters(), *(each for each in tensors if each.is_quantized)]
+    dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights}
     parts = {
         "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, backbone),
@@ -109,7 +111,7 @@ def _weights(model: Any, backbone: object) -> str:
     }
     if isinstance(trainable := getattr(backbone, "trainable", None), Trainable):
         unused.update(map(id, trainable.parameters()))
-    tensors = model.state_dict(keep_vars=True)
+    tensors = _tensors(model.state_dict(keep_vars=True))
     if isinstance(backbone, FrozenTrunk) and backbone.mask is not None:
         tensors["attention_mask"] = backbone.mask
     total = hashlib.sha256()

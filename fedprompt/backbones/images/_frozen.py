@@ -197,14 +197,19 @@ class FrozenTrunk(Trunk):
             self.mask = mask
         first, count = self.prefix, min(len(prompts), 1)
         if prompts:
-            tokens, context = tokens[:, : first + 4], context.first(tokens[:, first : first + 4].shape[1])
+            tokens, context = (
+                tokens[:, : first + 4],
+                context.first(tokens[:, first : first + 4].shape[1]),
+            )
         for layer in range(self.depth):
             if prompts:
                 prompt = prompts[layer].to(tokens.dtype)[None]
                 rest = tokens[:, first + min(layer, 1) :]
                 tokens = torch.cat([tokens[:, :first], prompt, rest], 1)
             tokens = self.block(layer, tokens, context, count)
-        return self.outputs(self.pool(torch.cat([tokens[:, :first], tokens[:, first + count :]], 1)))
+        return self.outputs(
+            self.pool(torch.cat([tokens[:, :first], tokens[:, first + count :]], 1))
+        )
 
     def run(
         self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any

@@ -60,7 +60,7 @@ class _TransformersTrunk(FrozenTrunk):
     def own_features(self, images: Tensor) -> Any:
         whole = hasattr(self.model, "get_image_features")
         forward = self.model.get_image_features if whole else self.model
-        return self.read(forward(pixel_values=images, return_dict=True))
+        return self.read(forward(images, return_dict=True))
 
     def read(self, output: Any) -> Any:
         """Return the features among the model's outputs."""
