@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt.backbones._attributes import PREFIX, Attributes, find_module
+from fedprompt.backbones._attributes import PREFIX, Attributes, find_module, tensors
 from fedprompt.backbones._models import Trainable, listed
 
 LONGEST = 100
@@ -127,12 +127,8 @@ class Judge:
 
     def state(self) -> dict[str, Tensor]:
         """Copy all weights and buffers."""
-        state = {} if self.model is None else self.model.state_dict()
-        return {
-            name: value.detach().clone()
-            for name, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        state = {} if self.model is None else tensors(self.model)
+        return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def near(
