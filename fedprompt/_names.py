@@ -1,8 +1,10 @@
 """Names of parameters, without the wrappers around a module."""
 
 import torch.nn as nn
+from torch.optim.swa_utils import AveragedModel
 
-_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)
+_AVERAGES = ("ModelEma", "ModelEmaV2", "ModelEmaV3")  # of timm
 
 
 def inner_name(module: nn.Module, name: str) -> str:
@@ -10,7 +12,8 @@ def inner_name(module: nn.Module, name: str) -> str:
     parts: list[str] = []
     owner = module
     for part in name.split("."):
-        if not ((isinstance(owner, _WRAPPERS) and part == "module") or part == "_orig_mod"):
+        wraps = isinstance(owner, _WRAPPERS) or type(owner).__name__ in _AVERAGES
+        if not ((wraps and part == "module") or part == "_orig_mod"):
             parts.append(part)
         owner = getattr(owner, part)
     return ".".join(parts)

@@ -38,6 +38,16 @@ def find_module(backbone: object) -> nn.Module | None:
     return None
 
 
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return all weights and buffers by name, also the packed weights of int8 layers."""
+    found = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        for number, part in enumerate(value if isinstance(value, tuple) else (value,)):
+            if isinstance(part, Tensor):
+                found[f"{name}.{number}" if part is not value else name] = part
+    return found
+
+
 def is_plain(value: object) -> bool:
     """Whether a value is a number, a string or a tuple of them."""
     return type(value) in (int, float, str) or (

@@ -1,6 +1,6 @@
 """Models of users: the libraries that define them, and the parameters that are trained."""
 
-from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -113,6 +113,7 @@ def check_unadapted(
     argument: str,
     parameters: Iterable[tuple[str, nn.Parameter]],
     trained: Collection[nn.Parameter] = (),
+    remedy: str = "merge adapters, pass them as `trainable`",
 ) -> None:
     """Require that either all parameters are trained or none, and that no adapter is trained.
 
@@ -128,7 +129,7 @@ def check_unadapted(
     if adapters or (trainable and fixed):
         rule = (
             "have no adapters and train all parameters or none, because all are frozen here; "
-            "merge adapters, pass them as `trainable`, or call freeze(model) first"
+            f"{remedy}, or call freeze(model) first"
         )
         raise check.wrong(argument, rule, f"a model that trains {listed(adapters or trainable)}")
 
@@ -137,6 +138,18 @@ def listed(names: Sequence[object]) -> str:
     """Return the first names, and the number of the others."""
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(str, names[:3])) + rest
+
+
+def inside(model: object, known: Callable[[Any], object]) -> str | None:
+    """Name the model inside a wrapper, such as PEFT's, DataParallel or torch.compile."""
+    if "peft" in libraries(model) and hasattr(model, "get_base_model"):
+        return "it wraps the model; pass model.get_base_model()"
+    for name, part in model.named_modules() if isinstance(model, nn.Module) else ():
+        if name and known(part):
+            is_path = all(word.isidentifier() for word in name.split("."))
+            place = f"model.{name}" if is_path else f"model.get_submodule({name!r})"
+            return f"it contains one; pass {place}"
+    return None
 
 
 def libraries(model: object) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt._checks as check
-from fedprompt.backbones._attributes import Attributes, find_module, is_plain
+from fedprompt.backbones._attributes import Attributes, find_module, is_plain, tensors
 from fedprompt.backbones._models import Trainable
 from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
@@ -83,7 +83,9 @@ def fingerprint(
     name = type(backbone if isinstance(model, Attributes) else model).__name__
     architecture = (getattr(model, "pretrained_cfg", None) or {}).get("architecture")
     activations = {repr(module) for module in model.modules() if _is_activation(module)}
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    packed = [tensor for tensor in tensors(model).values() if tensor.is_quantized]
+    weights = [*model.parameters(), *packed]
+    dtypes = {str(weight.dtype).removeprefix("torch.") for weight in weights}
     parts = {
         "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, backbone),
@@ -102,21 +104,18 @@ def fingerprint(
 
 
 def _weights(model: Any, backbone: object) -> str:
-    unused = {
-        id(tensor)
-        for module in _classifier(model)
-        for tensor in module.state_dict(keep_vars=True).values()
-    }
+    unused = {id(tensor) for module in _classifier(model) for tensor in tensors(module).values()}
     if isinstance(trainable := getattr(backbone, "trainable", None), Trainable):
         unused.update(map(id, trainable.parameters()))
-    tensors = model.state_dict(keep_vars=True)
+    named = tensors(model)
     if isinstance(backbone, FrozenTrunk) and backbone.mask is not None:
-        tensors["attention_mask"] = backbone.mask
+        named["attention_mask"] = backbone.mask
     total = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in sorted(named.items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            plain = (tensor.dequantize() if tensor.is_quantized else tensor).detach().cpu()
+            total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy())
     return total.hexdigest()
 
 

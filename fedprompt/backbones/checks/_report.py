@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from fedprompt.backbones._attributes import PREFIX, Attributes, find_module
-from fedprompt.backbones._models import listed
+from fedprompt.backbones._attributes import PREFIX, Attributes, find_module, tensors
+from fedprompt.backbones._models import Trainable, listed
 
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""
@@ -90,6 +90,9 @@ class Judge:
     def __init__(self, backbone: object) -> None:
         self.backbone = backbone
         self.model = find_module(backbone)
+        trainable = getattr(backbone, "trainable", None)
+        is_ours = isinstance(trainable, Trainable)
+        self.trained = list(trainable.parameters()) if is_ours else []
         self.state_before = self.state()
 
     def frozen(self) -> Verdict:
@@ -101,7 +104,9 @@ class Judge:
             for name, module in self.model.named_modules()
             if module.training and not isinstance(module, _CONTAINERS)
         ]
-        trainable = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
+        chosen = set(self.trained)
+        named = self.model.named_parameters()
+        trainable = [name for name, each in named if each.requires_grad and each not in chosen]
         wrong = [f"in train mode: {listed(training)}"] if training else []
         wrong += [f"trainable: {listed(trainable)}"] if trainable else []
         return not wrong, "; ".join(wrong).replace(PREFIX, "")
@@ -115,12 +120,14 @@ class Judge:
 
     def shared(self) -> Verdict:
         """Whether a deep copy is the backbone, so that clients share it."""
+        if self.trained:
+            return True, "with trained parameters, which no copy can share"
         is_shared = copy.deepcopy(self.backbone) is self.backbone
         return is_shared, "" if is_shared else "a deep copy is another object"
 
     def state(self) -> dict[str, Tensor]:
         """Copy all weights and buffers."""
-        state = {} if self.model is None else self.model.state_dict()
+        state = {} if self.model is None else tensors(self.model)
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 

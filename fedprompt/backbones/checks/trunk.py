@@ -5,18 +5,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.backbones._models import listed
+from fedprompt.backbones._probe import HALF, watched
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
 from fedprompt.interfaces import PromptStream, Trunk
 from fedprompt.prompts.encode import encode_front
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF = 5e-2
 _MEMBERS = (
     *("prefix", "dim", "depth", "num_features", "patch_size"),
     *("embed", "block", "normalize", "pool"),
@@ -196,7 +197,7 @@ class _Judge(Judge):
         if not torch.equal(self.trunk.normalize(tokens), tokens):
             return True, ""
         once, twice = (self.trunk.pool(factor * tokens) for factor in (1, 2))
-        same = (twice - once).abs().max() <= _HALF * once.abs().max()
+        same = (twice - once).abs().max() <= HALF * once.abs().max()
         return not same, "it returns tokens unchanged, but `pool` has a norm" if same else ""
 
     @torch.no_grad()
@@ -229,7 +230,10 @@ class _Judge(Judge):
     def gradients(self) -> tuple[bool, str]:
         with torch.enable_grad():
             prompts = [tokens.requires_grad_() for tokens in self.prompts(_PROMPTS)]
-            pooled = self.run(self.images, prompts)
+            with watched(self.model or nn.Module()) as lost:
+                pooled = self.run(self.images, prompts)
+            if lost:
+                return False, f"no backward pass in {listed(lost)}"
             if not pooled.requires_grad:
                 return False, "features have no graph"
             weights = torch.linspace(0.5, 1.5, pooled.shape[1], device=pooled.device)
@@ -259,7 +263,7 @@ _REMEDIES = {
 
 
 def _near(actual: Tensor, expected: Tensor) -> tuple[bool, str]:
-    return near(actual, expected, _TOLERANCE.get(actual.dtype, _HALF), smallest=1.0)
+    return near(actual, expected, _TOLERANCE.get(actual.dtype, HALF), smallest=1.0)
 
 
 def _reaches_all(gradient: Tensor | None) -> bool:

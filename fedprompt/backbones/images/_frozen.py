@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt._checks as check
 from fedprompt.backbones._models import Trainable, check_frozen
+from fedprompt.backbones._probe import Probe, without_traces
 from fedprompt.interfaces import Trunk
 
 
@@ -32,6 +33,10 @@ class Context:
         others = torch.cat([torch.arange(prefix), torch.arange(prefix + num_prompts, size)])
         others = others.to(self.mask.device)
         return self.mask.new_zeros(size, size).index_put((others[:, None], others), self.mask)
+
+    def first(self, patches: int) -> "Context":
+        """Return the context of the first patches, without a mask."""
+        return Context(None if self.rotary is None else self.rotary[..., :patches, :], None)
 
 
 class Sizes(NamedTuple):
@@ -52,16 +57,19 @@ ANY_SIZE = Sizes(None, (1, 1))
 class FrozenTrunk(Trunk):
     """Base of the trunks of all libraries.
 
-    A trunk first sets `blocks`, `prefix`, `dim`, `patch_size` and all that its `pool` reads.
+    A trunk first sets `blocks`, `prefix`, `dim`, `patch_size` and all that its methods read.
 
     Args:
         model: Frozen model in eval mode.
         attention_mask: Mask (seq, seq) over all tokens except prompts, or None.
+        containers: Modules inside of the model that are not called, because their parts are.
     """
 
     blocks: Sequence[nn.Module]
 
-    def __init__(self, model: nn.Module, attention_mask: Tensor | None) -> None:
+    def __init__(
+        self, model: nn.Module, attention_mask: Tensor | None, *containers: nn.Module
+    ) -> None:
         self.model: Any = model
         self.mask = attention_mask
         self.depth = len(self.blocks)
@@ -69,9 +77,13 @@ class FrozenTrunk(Trunk):
         # Checked in every forward pass, so stored as flat lists.
         self._all_modules = list(model.modules())
         self._all_parameters = list(model.parameters())
-        with torch.no_grad():  # a sequence with a single patch
-            tokens = self._all_parameters[0].new_zeros(1, self.prefix + 1, self.dim)
-            self.num_features = self.pool(tokens).shape[-1]
+        self._weight_dtype = _weight(model).dtype
+        with without_traces(model), torch.no_grad():
+            tokens = self._embedded_alone()
+            self.num_features = self.pool(tokens[:, : self.prefix + 1]).shape[-1]
+        self._token_dtype = tokens.dtype
+        shape = (self.depth, self.dim)
+        self.probe = Probe("model", model, (model, *containers), self._own, self._ours, shape)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
         self.trainable.check_alone()
@@ -80,6 +92,7 @@ class FrozenTrunk(Trunk):
     def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
         """Turn on the gradients of some parameters of the model, which are then `trainable`."""
         self.trainable = Trainable(self.model, chosen).requires_grad_()
+        self.probe.trained = dict(self.trainable.named_parameters())
         trained = set(chosen)
         self._all_parameters = [frozen for frozen in self._all_parameters if frozen not in trained]
 
@@ -89,6 +102,8 @@ class FrozenTrunk(Trunk):
         Many models refuse empty batches. These get no tokens of one black image.
         """
         check_frozen("trunk", self._all_modules, self._all_parameters)
+        if not images.is_meta:
+            self.probe.look()
         images = fitted(images, self.model, self.sizes())
         some = images if images.shape[0] else images.new_zeros(1, *images.shape[1:])
         tokens, rotary = self.embedded(some)
@@ -97,6 +112,14 @@ class FrozenTrunk(Trunk):
     def pool(self, tokens: Tensor) -> Tensor:
         """Return the class token, normalized."""
         return self.normalize(tokens)[:, 0]
+
+    @abstractmethod
+    def own_features(self, images: Tensor) -> Any:
+        """Return the features of images by the model's own forward pass."""
+
+    def outputs(self, pooled: Tensor) -> Tensor:
+        """Return the outputs of the model that belong to features, if it returns others."""
+        return pooled
 
     @abstractmethod
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -111,8 +134,13 @@ class FrozenTrunk(Trunk):
     ) -> tuple[Tensor, Context]:
         """Return tokens before block `start` in the model's dtype, and their context."""
         check_frozen("trunk", self._all_modules, self._all_parameters)
+        if not tokens.is_meta:
+            self.probe.look()
         self.check_front(start)
-        tokens = _cast("tokens", tokens, self.model)
+        weight = _weight(self.model)
+        same = weight.dtype == self._weight_dtype  # else the model was cast later
+        dtype = self._token_dtype if same else weight.dtype
+        tokens = _cast("tokens", tokens, weight, dtype)
         return tokens, self.context(tokens, self.rotary_table(tokens, image_size))
 
     def check_front(self, start: int) -> None:
@@ -139,6 +167,50 @@ class FrozenTrunk(Trunk):
             raise check.wrong("attention_mask", rule, tuple(self.mask.shape))
         return Context(rotary, self.mask.to(tokens))
 
+    def _image(self) -> Tensor:
+        """Draw an image of the model's size."""
+        sizes, weight = self.sizes(), _weight(self.model)
+        height, width = sizes.image or (4 * side for side in sizes.patch or (1, 1))
+        convolution = _convolution(self.model)
+        channels = 3 if convolution is None else convolution.in_channels
+        generator = torch.Generator().manual_seed(0)
+        image = torch.rand(1, channels, height, width, generator=generator)
+        return fitted(image.to(weight.device), self.model, sizes)
+
+    def _embedded_alone(self) -> Tensor:
+        try:
+            return self.embedded(self._image())[0]
+        except Exception as error:
+            rule = "embed an image; weights outside of its blocks must not be sharded or offloaded"
+            got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise check.wrong("model", rule, got.rstrip(".")) from error
+
+    def _own(self) -> Any:
+        return self.own_features(self._image())
+
+    def _ours(self, prompts: Sequence[Tensor]) -> Tensor:
+        """Return the model's outputs of an image, or of a few patches of it with prompts."""
+        mask, self.mask = self.mask, None
+        try:
+            tokens, context = self.embed(self._image())
+        finally:
+            self.mask = mask
+        first, count = self.prefix, min(len(prompts), 1)
+        if prompts:
+            tokens, context = (
+                tokens[:, : first + 4],
+                context.first(tokens[:, first : first + 4].shape[1]),
+            )
+        for layer in range(self.depth):
+            if prompts:
+                prompt = prompts[layer].to(tokens.dtype)[None]
+                rest = tokens[:, first + min(layer, 1) :]
+                tokens = torch.cat([tokens[:, :first], prompt, rest], 1)
+            tokens = self.block(layer, tokens, context, count)
+        return self.outputs(
+            self.pool(torch.cat([tokens[:, :first], tokens[:, first + count :]], 1))
+        )
+
     def run(
         self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any
     ) -> Tensor:
@@ -153,9 +225,11 @@ class FrozenTrunk(Trunk):
         return block(tokens, **arguments)
 
 
-def unchanged(model: object, family: type, method: str = "forward") -> bool:
-    """Whether a model is of a family and computes by the family's own method."""
-    return isinstance(model, family) and getattr(type(model), method) is getattr(family, method)
+def check_count(tokens: Tensor, prefix: int, rows: int, columns: int) -> None:
+    """Require the tokens of a grid of patches, without prompts."""
+    if tokens.shape[1] != (count := prefix + rows * columns):
+        rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
+        raise check.wrong("tokens", rule, tokens.shape[1])
 
 
 def check_mask(mask: Tensor) -> None:
@@ -169,18 +243,28 @@ def check_mask(mask: Tensor) -> None:
 def fitted(images: Tensor, model: nn.Module, sizes: Sizes) -> Tensor:
     """Return images in the dtype of the model's first layer, after all checks."""
     check.images(images)
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    first = _convolution(model)
     if first is not None:
         _check_channels(images, first.in_channels)
     _check_size(images, sizes)
-    return _cast("images", images, model if first is None else first)
+    weight = _weight(model)
+    return _cast("images", images, weight, weight.dtype if first is None else first.weight.dtype)
 
 
-def _cast(argument: str, inputs: Tensor, model: nn.Module) -> Tensor:
-    """Return images or tokens in a model's dtype; they must be on its device."""
-    weight = next(model.parameters())
+def _cast(argument: str, inputs: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return images or tokens in a dtype; they must be on the device of a weight."""
     check.same_device(argument, inputs, weight.device, "the trunk's device")
-    return inputs.to(weight.dtype)
+    return inputs.to(dtype)
+
+
+def _weight(model: nn.Module) -> nn.Parameter:
+    """Return the first floating-point parameter, if possible one that is not offloaded."""
+    floating = [part for part in model.parameters() if part.is_floating_point()]
+    return next((part for part in floating if not part.is_meta), floating[0])
+
+
+def _convolution(model: nn.Module) -> nn.Conv2d | None:
+    return next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
 
 
 def _check_channels(images: Tensor, channels: int) -> None:

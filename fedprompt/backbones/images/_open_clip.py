@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.backbones._blocks import run_block
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 from fedprompt.backbones.images._timm import timm_maker
 
 
@@ -17,12 +17,12 @@ def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
     from open_clip.timm_model import TimmModel
     from open_clip.transformer import VisionTransformer
 
-    if unchanged(visual, TimmModel):
+    if isinstance(visual, TimmModel):
         make = timm_maker(visual.trunk)
         if make is None or hasattr(visual.head, "pool"):
             return None
         return lambda tower, mask: make(tower.trunk, mask, tower)
-    return _OpenClipTrunk if unchanged(visual, VisionTransformer) and _pools(visual) else None
+    return _OpenClipTrunk if isinstance(visual, VisionTransformer) and _pools(visual) else None
 
 
 def tower_sizes(visual: Any) -> Sizes:
@@ -43,7 +43,11 @@ class _OpenClipTrunk(FrozenTrunk):
         self.blocks = visual.transformer.resblocks
         self.dim = visual.conv1.out_channels
         self.patch_size = max(visual.patch_size)
-        super().__init__(visual, attention_mask)
+        super().__init__(visual, attention_mask, visual.transformer)
+
+    def own_features(self, images: Tensor) -> Any:
+        features = self.model(images)
+        return features[0] if self.model.output_tokens else features
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.model._embeds(images), None

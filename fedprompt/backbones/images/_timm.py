@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, check_count
 
 
 def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
@@ -16,8 +17,7 @@ def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     from timm.models.vision_transformer import VisionTransformer
 
     for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
-        # A subclass with another forward pass may do anything between the blocks.
-        if unchanged(model, family, "forward_features"):
+        if isinstance(model, family):
             return trunk
     return None
 
@@ -31,6 +31,17 @@ def timm_sizes(model: Any) -> Sizes:
     return Sizes(image_size, (1, 1) if patch_embed.dynamic_img_pad else patch_embed.patch_size)
 
 
+def _grid(embed: Any, image_size: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows and columns of the patches of an image, which may overlap."""
+    proj = embed.proj
+    if isinstance(proj, nn.Conv2d) and proj.stride < proj.kernel_size:
+        sides = zip(image_size, proj.kernel_size, proj.stride, strict=True)
+        rows, columns = ((side - size) // stride + 1 for side, size, stride in sides)
+        return rows, columns
+    rows, columns = embed.dynamic_feat_size(image_size)
+    return rows, columns
+
+
 class _TimmTrunk(FrozenTrunk):
     """Base of the trunks of both families, alone or within an image tower of open_clip."""
 
@@ -40,11 +51,22 @@ class _TimmTrunk(FrozenTrunk):
         self.blocks = model.blocks
         self.prefix = model.num_prefix_tokens
         self.dim = model.embed_dim
-        self.patch_size = model.patch_embed.feat_ratio()
-        super().__init__(model if tower is None else tower, attention_mask)
+        super().__init__(model if tower is None else tower, attention_mask, model, model.blocks)
+
+    @property
+    def patch_size(self) -> int:  # `set_input_size` can change it
+        size: int = self.vit.patch_embed.feat_ratio()
+        return size
 
     def sizes(self) -> Sizes:
         return timm_sizes(self.vit)
+
+    def own_features(self, images: Tensor) -> Any:
+        vit = self.vit
+        own_forward = type(vit).forward.__module__.partition(".")[0] == "timm"
+        if self.head is not None or (vit.num_classes == 0 and own_forward):
+            return self.model(images)
+        return vit.forward_head(vit.forward_features(images), pre_logits=True)
 
     def run_block(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
         checkpointing = self.vit.grad_checkpointing
@@ -55,11 +77,8 @@ class _TimmTrunk(FrozenTrunk):
         if image_size is None and self.vit.dynamic_img_size:
             return None
         embed = self.vit.patch_embed
-        grid_size = embed.grid_size if image_size is None else embed.dynamic_feat_size(image_size)
-        rows, columns = grid_size
-        if tokens.shape[1] != (count := self.prefix + rows * columns):
-            rule = f"have {count} tokens without prompts, for {rows} x {columns} patches"
-            raise check.wrong("tokens", rule, tokens.shape[1])
+        rows, columns = embed.grid_size if image_size is None else _grid(embed, image_size)
+        check_count(tokens, self.prefix, rows, columns)
         return rows, columns
 
     def normalize(self, tokens: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, unchanged
+from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 
 def torchvision_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     """Return the class of trunks for a ``VisionTransformer``, None for other models."""
     from torchvision.models import VisionTransformer
 
-    return _TorchvisionTrunk if unchanged(model, VisionTransformer) else None
+    return _TorchvisionTrunk if isinstance(model, VisionTransformer) else None
 
 
 class _TorchvisionTrunk(FrozenTrunk):
@@ -27,7 +27,15 @@ class _TorchvisionTrunk(FrozenTrunk):
         self.blocks = model.encoder.layers
         self.dim = model.hidden_dim
         self.patch_size = model.patch_size
-        super().__init__(model, attention_mask)
+        encoder = model.encoder
+        super().__init__(model, attention_mask, encoder, encoder.layers, encoder.dropout)
+
+    def own_features(self, images: Tensor) -> Any:
+        return self.model(images)
+
+    def outputs(self, pooled: Tensor) -> Tensor:
+        logits: Tensor = self.model.heads(pooled)
+        return logits
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         patches = self.model._process_input(images)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt.backbones._models import inside
 from fedprompt.backbones.images._frozen import ANY_SIZE, fitted
 from fedprompt.backbones.images._open_clip import tower_sizes
 from fedprompt.backbones.images._timm import timm_sizes
@@ -60,6 +61,8 @@ def image_tokens(
                 return encode(visual, images)
             pooled, patches = encode(visual, images.new_zeros(1, *images.shape[1:]))
             return pooled[:0], patches[:0]  # some towers do not take an empty batch
+    if wrapped := inside(clip_model, lambda part: hasattr(part, "visual")):
+        raise check.wrong_type("clip_model", f"be the model itself ({wrapped})", "a wrapper")
     got = check.kind(clip_model) if visual is None else f"one of type {type(visual).__name__}"
     raise check.wrong_type("clip_model", "have one of open_clip's image towers", got)
 

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.backbones._models import check_unadapted, chosen_parameters, libraries
+from fedprompt.backbones._models import check_unadapted, chosen_parameters, inside, libraries
+from fedprompt.backbones._probe import has_weights, restored_on_error
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
 from fedprompt.backbones.images._open_clip import open_clip_maker
 from fedprompt.backbones.images._timm import timm_maker
@@ -43,7 +44,17 @@ _REASONS = {  # by the module that defines the model
 }
 _OTHER_FORWARD_PASS = "its forward pass is not known here"
 _WRITE_A_TRUNK = "the how-to page 'Write a trunk' shows how to support it"
-_PEFT = "it wraps the model; pass model.get_base_model() and its trained parameters as `trainable=`"
+_ELSEWHERE = {  # classes of transformers, and the same weights in other libraries
+    "Dinov2Backbone": "Dinov2Model of transformers",
+    "DINOv3ViTBackbone": "DINOv3ViTModel of transformers",
+    "ViTMAE": "timm as vit_base_patch16_224.mae, vit_large_patch16_224.mae and vit_huge",
+    "IJepa": "timm as vit_huge_patch14_gap_224.in1k_ijepa",
+    "MetaClip2": "open_clip as ViT-H-14-worldwide",
+    "Siglip2": "timm and open_clip, as vit_base_patch16_siglip_224.v2_webli and ViT-B-16-SigLIP2",
+    "Aimv2": "timm as aimv2_large_patch14_224",
+    "InternVL": "timm as vit_intern300m_patch14_448",
+}
+_NOWHERE = ("AltCLIP", "Blip", "ChineseCLIP", "CLIPSeg", "GroupViT", "MLCD", "Owl", "ViTMSN")
 _PAD = "it is convolutional, without tokens; use freeze(model) and PadPrompts"
 # Names of the projections in attention layers of timm, torchvision and transformers.
 _PROJECTIONS = ("qkv", "qk", "q", "q_proj", "query", "to_qkv", "in_proj_weight")
@@ -54,6 +65,7 @@ def vit_trunk(
     *,
     attention_mask: Float[Tensor, "seq seq"] | None = None,
     trainable: Iterable[nn.Parameter | nn.Module] | None = None,
+    probe: bool = True,
 ) -> TrainableTrunk:
     """Make a frozen trunk from a vision transformer, shared by all clients.
 
@@ -109,6 +121,7 @@ def vit_trunk(
         >>> trunk.prefix, trunk.dim, trunk.depth, trunk.num_features, trunk.patch_size
         (1, 8, 2, 8, 4)
     """
+    check.flag("probe", probe)
     make = _maker(model)
     if make is None:
         reason = _reason_to_refuse(model)
@@ -118,8 +131,12 @@ def vit_trunk(
         check_mask(attention_mask)
     chosen = chosen_parameters(model, trainable)
     check_unadapted("model", model.named_parameters(), set(chosen))
-    trunk = make(freeze(model), attention_mask)
-    trunk.train_parameters(chosen)
+    with restored_on_error(model):
+        trunk = make(freeze(model), attention_mask)
+        trunk.train_parameters(chosen)
+        trunk.probe.enabled = probe
+        if has_weights(model):  # others are probed at their first use
+            trunk.probe.look()
     return trunk
 
 
@@ -136,13 +153,11 @@ def _reason_to_refuse(model: Any) -> str:
     """Return the reason to refuse a model, and the remedy."""
     if not isinstance(model, nn.Module):
         return "it is not an nn.Module"
-    if "peft" in libraries(model) and hasattr(model, "get_base_model"):
-        return _PEFT
-    inside = [name for name, child in model.named_children() if _maker(child) is not None]
-    if inside and type(model).__name__ != "TimmModel":
-        name = inside[0]
-        part = f"model.{name}" if name.isidentifier() else f"model.get_submodule({name!r})"
-        return f"it contains one; pass {part}"
+    if type(model).__name__ != "TimmModel" and (wrapped := inside(model, _maker)):
+        peft = "get_base_model" in wrapped
+        return f"{wrapped}{' and its trained parameters as `trainable=`' * peft}"
+    if others := _elsewhere(type(model).__name__):
+        return others
     timm_model = model.trunk if type(model).__name__ == "TimmModel" else model
     reason = _REASONS.get(type(timm_model).__module__.rpartition(".")[2])
     if reason == _WINDOWS:
@@ -152,6 +167,16 @@ def _reason_to_refuse(model: Any) -> str:
     # A single convolution may be the patch embedding.
     num_convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     return _PAD if num_convolutions > 1 else "it has no attention"
+
+
+def _elsewhere(name: str) -> str | None:
+    """Name another library with the weights of a class of transformers."""
+    for beginning, place in _ELSEWHERE.items():
+        if name.startswith(beginning):
+            return f"the same weights are supported in {place}"
+    if name.startswith(_NOWHERE):
+        return f"its weights are in no library that is supported; {_WRITE_A_TRUNK}"
+    return None
 
 
 def _has_attention(model: nn.Module) -> bool:

@@ -27,8 +27,14 @@ class OpenClipText:
 
     images: tuple[str, ...] = ("visual.",)
 
-    def __init__(self, clip_model: nn.Module) -> None:
+    def __init__(self, clip_model: Any) -> None:
         self._text = text = _text_of(clip_model)
+        self._encode = clip_model.encode_text
+        self.containers = (clip_model, text, text.transformer, text.token_embedding)
+        # The end of text is recognized by its id, or by the largest id.
+        end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+        by_id = _pool_type(text) == "eos" and end is not None
+        self.end: int = end if by_id else text.token_embedding.num_embeddings - 1
         pool = _pool_type(text)
         self.context_length: int = text.context_length
         self.causal = text.attn_mask is not None and pool in ("argmax", "eos")
@@ -57,6 +63,10 @@ class OpenClipText:
         """Additive mask of whole sentences, if there is one."""
         return cast(Tensor | None, self._text.attn_mask)
 
+    def own_features(self, ids: Tensor) -> Any:
+        """Return the features of sentences by the model's own forward pass."""
+        return self._encode(ids)
+
     def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
         """Run one block, and return the tokens `read`, all if it is None."""
         transformer = self._text.transformer
@@ -78,14 +88,6 @@ class OpenClipText:
 
 def _text_of(clip_model: nn.Module) -> Any:
     """Return the part of a model that contains the text tower, or refuse the model."""
-    from open_clip.model import CLIP, CustomTextCLIP
-
-    if not isinstance(clip_model, CLIP | CustomTextCLIP):
-        rule = (
-            "be an open_clip CLIP or CustomTextCLIP (CoCa adds a token), or a CLIPModel or "
-            "CLIPTextModelWithProjection of transformers"
-        )
-        raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
     text: Any = getattr(clip_model, "text", clip_model)
     if reason := _reason_to_refuse(text, separate=text is not clip_model):
         rule = f"have a text tower that takes embeddings ({reason})"

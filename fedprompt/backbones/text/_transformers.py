@@ -33,11 +33,12 @@ class HuggingText:
     mask: Tensor | None = None
 
     def __init__(self, clip_model: Any) -> None:
-        from transformers import CLIPModel, CLIPTextModelWithProjection
-
-        rule = "be a CLIPModel or CLIPTextModelWithProjection, if it is one of transformers"
-        check.instance("clip_model", clip_model, CLIPModel | CLIPTextModelWithProjection, rule)
-        self._text: Any = clip_model.text_model
+        self._clip, self._text = clip_model, clip_model.text_model
+        embeddings = self._text.embeddings
+        parts = (embeddings, embeddings.token_embedding, embeddings.position_embedding)
+        self.containers = (clip_model, self._text, self._text.encoder, *parts)
+        end = self._text.config.eos_token_id  # 2 is the value of old files, for the largest id
+        self.end: int = embeddings.token_embedding.num_embeddings - 1 if end == 2 else end
         attention = self._text.config._attn_implementation
         if attention not in ("sdpa", "eager"):
             rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
@@ -63,6 +64,12 @@ class HuggingText:
         """Dtype of the tokens in the blocks."""
         return self.positions.dtype
 
+    def own_features(self, ids: Tensor) -> Any:
+        """Return the features of sentences by the model's own forward pass."""
+        if hasattr(self._clip, "get_text_features"):
+            return self._clip.get_text_features(ids, return_dict=True).pooler_output
+        return self._clip(ids, return_dict=True).text_embeds
+
     def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
         """Run one block, and return the tokens `read`, all if it is None.
 
@@ -85,4 +92,5 @@ def padded_ids(
 ) -> Int[Tensor, "texts length"]:
     """Call a tokenizer of transformers like one of open_clip."""
     fixed = {"padding": "max_length", "truncation": True, "max_length": context_length}
+    fixed["padding_side"] = "right"
     return torch.tensor(tokenizer(texts, **fixed)["input_ids"])

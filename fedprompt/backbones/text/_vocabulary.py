@@ -103,7 +103,11 @@ class Vocabulary:
         # Three positions more than needed: two for the lead, one for padding. A row without padding
         # was truncated.
         length = self._context_length + 3
-        rows: list[list[int]] = self._tokenizer(list(texts), context_length=length).tolist()
+        ids = self._tokenizer(list(texts), context_length=length)
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            rule = "return a tensor (texts, length) of ids; pass processor.tokenizer of a processor"
+            raise check.wrong_type("tokenizer", rule, check.kind(ids))
+        rows: list[list[int]] = ids.tolist()
         for row in rows:
             if len(row) != length:
                 raise check.wrong("tokenizer", f"return the requested {length} ids", len(row))

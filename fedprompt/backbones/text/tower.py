@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt._checks as check
 from fedprompt.backbones._blocks import tokens_at
-from fedprompt.backbones._models import check_frozen, check_unadapted, libraries
+from fedprompt.backbones._models import check_frozen, check_unadapted, inside, libraries
+from fedprompt.backbones._probe import Probe, has_weights, restored_on_error
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._open_clip import OpenClipText
@@ -32,8 +33,8 @@ class TextTower:
     encoded in full length.
 
     The model is put into eval mode and its gradients are turned off (:func:`freeze`). Its
-    gradient checkpointing (``model.set_grad_checkpointing()``) is respected, hooks on its blocks
-    are not. The tower is a plain object and not a submodule. ``.to(device)`` of a client module
+    gradient checkpointing (``model.set_grad_checkpointing()``) and hooks on its blocks are
+    respected. The tower is a plain object and not a submodule. ``.to(device)`` of a client module
     does not move it, so move the model first. A deep copy of a client shares the tower.
 
     Args:
@@ -44,6 +45,7 @@ class TextTower:
         class_chunk: Maximum number of classes that are encoded at a time, at least 1. Chunks are
             encoded again in the backward pass, so memory is bounded by one chunk and gradients
             are the same. If None, all classes are encoded at once.
+        probe: Whether to probe the model, as in :func:`vit_trunk`, by a sentence of three words.
 
     Attributes:
         dim: Width of a token, and so of a context. Features may have another width.
@@ -57,7 +59,7 @@ class TextTower:
             Hugging Face).
         ValueError: If `tokenizer` has ids outside the model's vocabulary. If only some
             parameters of a tower are trained, or adapters such as LoRA's are, because they would
-            be frozen silently. When used: if the model is no longer frozen or in eval mode.
+            be frozen silently. If the probe finds a fault. When used: if the model is no longer frozen or in eval mode.
 
     Example:
         >>> import open_clip
@@ -76,27 +78,44 @@ class TextTower:
     dim: int
 
     def __init__(
-        self, clip_model: nn.Module, tokenizer: Any, *, class_chunk: int | None = None
+        self,
+        clip_model: nn.Module,
+        tokenizer: Any,
+        *,
+        class_chunk: int | None = None,
+        probe: bool = True,
     ) -> None:
-        make = HuggingText if "transformers" in libraries(clip_model) else OpenClipText
-        self._parts: OpenClipText | HuggingText = make(clip_model)
+        make = _maker(clip_model)
+        if make is None:
+            reason = inside(clip_model, _maker) or "CoCa adds a token"
+            raise check.wrong_type("clip_model", f"{_RULE} ({reason})", type(clip_model).__name__)
+        self._parts = make(clip_model)
+        check.flag("probe", probe)
         check.optional(check.count, "class_chunk", class_chunk)
         self.class_chunk = class_chunk
         self.dim = self._parts.embedding.embedding_dim
         self.depth = self._parts.depth
         self.context_length = self._parts.context_length
         self.causal = self._parts.causal
+        if "transformers" in libraries(tokenizer):  # a processor has a tokenizer
+            tokenizer = partial(padded_ids, getattr(tokenizer, "tokenizer", tokenizer))
         self._vocabulary = Vocabulary(
-            partial(padded_ids, tokenizer) if "transformers" in libraries(tokenizer) else tokenizer,
-            context_length=self.context_length,
-            size=self._parts.embedding.num_embeddings,
+            tokenizer, context_length=self.context_length, size=self._parts.embedding.num_embeddings
         )
         _check_unadapted(clip_model, self._parts.images)
-        self.model = freeze(clip_model)
         # Checked in every forward pass, so stored as flat lists.
         parts = list(self._parts.modules())
         self._all_modules = [module for part in parts for module in part.modules()]
         self._all_parameters = [weight for part in parts for weight in part.parameters()]
+        shape = (self.depth, self.dim)
+        self.probe = Probe(
+            "clip_model", clip_model, self._parts.containers, self._own, self._ours, shape
+        )
+        with restored_on_error(clip_model):
+            self.model = freeze(clip_model)
+            self.probe.enabled = probe
+            if has_weights(clip_model):  # others are probed at their first use
+                self.probe.look()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self
@@ -234,6 +253,27 @@ class TextTower:
         pooled = hidden.reshape(*axes, rows, *hidden.shape[1:]).transpose(-3, -2).flatten(-3, -2)
         return parts.project(pooled)
 
+    def _sentence(self) -> list[int]:
+        """Return the ids of a sentence of three equal words, with padding if it is read."""
+        end = self._parts.end
+        word = 0 if end else 1
+        length = 4 if self.causal else self.context_length
+        return [word, word, word, end, *[word] * (length - 4)]
+
+    def _own(self) -> Any:
+        ids = self._sentence()
+        ids += ids[:1] * (self.context_length - len(ids))
+        return self._parts.own_features(torch.tensor([ids], device=self._parts.positions.device))
+
+    def _ours(self, prompts: Sequence[Tensor]) -> Tensor:
+        """Return features of the sentence, with prompts of each layer in place of a word."""
+        tokens = self._embedded(self._sentence())
+        words = [tokens[:1], prompts[0].to(tokens) if prompts else tokens[1:2]]
+        text = PromptedText(torch.cat(words)[None], tokens[None, None, 2:], (3,), 1)
+        deep = dict(enumerate(prompts[1:], 1))
+        (features,) = self(text, *[PromptStream(deep, replace=True)] * bool(deep))
+        return features
+
     def _embedded(self, ids: Sequence[int] | Tensor) -> Tensor:
         weight = self._parts.embedding.weight.detach()
         return weight[torch.as_tensor(ids, dtype=torch.long, device=weight.device)]
@@ -262,6 +302,29 @@ class TextTower:
             rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
             raise check.wrong("text", rule, length)
         check_frozen("tower", self._all_modules, self._all_parameters)
+        if not text.prefix.is_meta:
+            self.probe.look()
+
+
+_RULE = (
+    "be an open_clip CLIP or CustomTextCLIP, or a CLIPModel or CLIPTextModelWithProjection of "
+    "transformers"
+)
+
+
+def _maker(clip_model: object) -> type[OpenClipText] | type[HuggingText] | None:
+    """Return the class of the parts of a model, None for other models."""
+    defined_in = libraries(clip_model)
+    if "transformers" in defined_in:
+        from transformers import CLIPModel, CLIPTextModelWithProjection
+
+        known = isinstance(clip_model, CLIPModel | CLIPTextModelWithProjection)
+        return HuggingText if known else None
+    if "open_clip" in defined_in:
+        from open_clip.model import CLIP, CustomTextCLIP
+
+        return OpenClipText if isinstance(clip_model, CLIP | CustomTextCLIP) else None
+    return None
 
 
 def _moved(indices: Tensor, device: torch.device) -> Tensor:
@@ -274,4 +337,4 @@ def _check_unadapted(clip_model: nn.Module, images: tuple[str, ...]) -> None:
     named = [pair for pair in clip_model.named_parameters() if not pair[0].startswith("logit_")]
     for inside in (True, False):
         tower = [pair for pair in named if pair[0].startswith(images) == inside]
-        check_unadapted("clip_model", tower)
+        check_unadapted("clip_model", tower, remedy="merge adapters")

@@ -1,0 +1,217 @@
+"""Probe of a model when its trunk or text tower is made, because a model is more than its class."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt._checks as check
+from fedprompt.backbones._models import listed
+
+HALF = 5e-2
+_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARTS = "because prompts enter between its blocks"
+
+
+def changes(module: nn.Module) -> list[tuple[str, object]]:
+    """Return hooks and replaced methods of an instance, and hooks of all modules."""
+    own = [(name, part) for name, part in vars(module).items() if callable(part)]
+    found: list[tuple[str, object]] = [pair for pair in own if hasattr(type(module), pair[0])]
+    for name in _HOOKS:
+        shared = getattr(torch.nn.modules.module, f"_global{name}")
+        hooks = (*shared.values(), *getattr(module, name).values())
+        found += [(name.strip("_"), hook) for hook in hooks]
+    return found
+
+
+def has_weights(model: nn.Module) -> bool:
+    """Whether all weights are at hand, and not on the meta device, offloaded or sharded."""
+    return not any(part.is_meta or hasattr(part, "placements") for part in model.parameters())
+
+
+class Probe:
+    """Comparison of a model with its trunk or tower, repeated when hooks or methods change.
+
+    Args:
+        argument: Name of the model in errors.
+        model: Frozen model in eval mode.
+        containers: Modules that are not called, because their parts are.
+        own: Function that returns the model's features of one input.
+        ours: Function from the prompts of each layer, or none, to the features of the trunk.
+        shape: Depth and width of the prompts.
+        trained: Named parameters that are trained.
+    """
+
+    enabled = False
+
+    def __init__(
+        self,
+        argument: str,
+        model: nn.Module,
+        containers: Sequence[nn.Module],
+        own: Callable[[], Any],
+        ours: Callable[[Sequence[Tensor]], Tensor],
+        shape: tuple[int, int],
+    ) -> None:
+        self.argument, self.model, self.containers = argument, model, containers
+        self.own, self.ours, self.shape = own, ours, shape
+        self.trained: dict[str, nn.Parameter] = {}
+        self.seen: object = None
+
+    def look(self) -> None:
+        """Probe the model, unless that was done with the same hooks and methods."""
+        if not self.enabled or torch.compiler.is_compiling():
+            return
+        seen = [found for part in self.containers for found in changes(part)]
+        if seen == self.seen:
+            return
+        self.enabled = False  # in the passes of the probe
+        try:
+            with without_traces(self.model):
+                self._compare()
+                self._differentiate()
+            self.seen = seen
+        finally:
+            self.enabled = True
+
+    def _compare(self) -> None:
+        with torch.no_grad():
+            expected = self._run("run in eval mode", self.own)
+            if not isinstance(expected, Tensor):
+                raise self._wrong("return one tensor of features", check.kind(expected))
+            found = self._run("run part by part", partial(self.ours, ()))
+        if found.shape != expected.shape:
+            rule = f"return features of shape {tuple(found.shape)}"
+            raise self._wrong(rule, tuple(expected.shape))
+        found, expected = found.double(), expected.to(found.device).double()
+        scale, difference = expected.abs().max(), (found - expected).abs().max()
+        if difference > self._bound() * scale:
+            parts = [
+                f"{type(part).__name__}.{n}" for part in self.containers for n, _ in changes(part)
+            ]
+            where = f"from {listed(parts)}" if parts else "from it"
+            rule = (
+                f"compute part by part what it computes as a whole, {_PARTS}; remove hooks and "
+                f"replaced methods {where}, or write a trunk"
+            )
+            got = f"features up to {scale:.2g} that differ by {difference:.2g}"
+            raise self._wrong(rule, got)
+
+    def _differentiate(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        depth, dim = self.shape
+        weight = next(self.model.parameters())
+        draw = partial(torch.randn, 1, dim, generator=generator)
+        prompts = [draw().to(weight.device).requires_grad_() for _ in range(depth)]
+        with watched(self.model) as lost:
+            pooled = self._run("run with prompts", partial(self.ours, prompts))
+        rule = "have a backward pass in each layer; load it in float32 or bfloat16"
+        if lost:
+            raise self._wrong(rule, f"none in {listed(lost)}")
+        inputs = [*prompts, *self.trained.values()]
+        gradients: Sequence[Tensor | None] = [None] * len(inputs)
+        if pooled.requires_grad:
+            weights = torch.randn(pooled.shape, generator=generator).to(pooled.device)
+            gradients = torch.autograd.grad((pooled * weights).sum(), inputs, allow_unused=True)
+        if unread := [
+            name
+            for name, gradient in zip(self.trained, gradients[depth:], strict=True)
+            if gradient is None
+        ]:
+            read = "be read by the features; leave out the others, such as those of a classifier"
+            raise check.wrong("trainable", read, listed(unread))
+        for layer, gradient in enumerate(gradients[:depth]):
+            if gradient is None or not gradient.any():
+                others = [*prompts[:layer], draw().to(weight.device), *prompts[layer + 1 :]]
+                with torch.no_grad():
+                    moved = self.ours(others)
+                if not torch.allclose(moved, pooled.detach(), equal_nan=True):
+                    raise self._wrong(rule, f"no gradient of prompts at layer {layer}")
+
+    def _run(self, rule: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:
+            got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise self._wrong(rule, got.rstrip(".")) from error
+
+    def _bound(self) -> float:
+        dtypes = {part.dtype for part in self.model.parameters() if part.is_floating_point()}
+        exact = torch.get_float32_matmul_precision() == "highest"
+        return max(_BOUNDS.get(dtype, HALF) if exact else HALF for dtype in dtypes)
+
+    def _wrong(self, rule: str, got: object) -> ValueError:
+        return check.wrong(self.argument, f"{rule} (`probe=False` skips this probe)", got)
+
+
+@contextmanager
+def watched(model: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of modules whose outputs have no graph, though an input has one."""
+    lost: list[str] = []
+
+    def hook(name: str, _: object, given: tuple[Any, ...], named: Any, output: Any) -> None:
+        outputs = output if isinstance(output, tuple | list) else (output,)
+        tensors = [
+            part for part in outputs if isinstance(part, Tensor) and part.is_floating_point()
+        ]
+        inputs = [part for part in (*given, *named.values()) if isinstance(part, Tensor)]
+        if tensors and not any(part.requires_grad for part in tensors):
+            lost.extend([name] * any(part.requires_grad for part in inputs))
+
+    handles = [
+        module.register_forward_hook(partial(hook, name), with_kwargs=True)
+        for name, module in model.named_modules()
+        # A hook on blocks or attention would change how open_clip's blocks are run.
+        if not isinstance(module, nn.MultiheadAttention)
+        and not any(next(part.children(), None) for part in module.children())
+    ]
+    try:
+        yield lost
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def without_traces(model: nn.Module) -> Iterator[None]:
+    """Run a model outside of the caller's modes, and restore random streams and buffers."""
+    owners = [(owner, dict(owner._buffers)) for owner in model.modules() if owner._buffers]
+    buffers = [each for _, named in owners for each in named.values() if each is not None]
+    before = [(each, each._version, each.detach().clone()) for each in buffers]
+    weight = next(model.parameters())
+    devices = [weight.device] if weight.is_cuda else []
+    with ExitStack() as modes:
+        modes.enter_context(torch.random.fork_rng(devices))
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        modes.enter_context(torch.autocast("cuda" if devices else "cpu", enabled=False))
+        if any(vars(part).get("_compiled_call_impl") for part in model.modules()):
+            modes.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            yield
+        finally:
+            for owner, named in owners:
+                owner._buffers.update(named)
+            for buffer, version, value in before:
+                if buffer._version != version:
+                    buffer.copy_(value)
+
+
+@contextmanager
+def restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore train modes and gradient flags if a model is refused."""
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    except Exception:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
+        raise
