@@ -104,7 +104,7 @@ made(key_decay=-0.1) -> ValueError: `key_decay` must be at least 0; got -0.1.
 made(blocks=[]) -> ValueError: `blocks` must have at least one block; got none.
 made(blocks=("shared", "head")) -> ValueError: `blocks` must be sequences of names among
 made(blocks=[("selector", "head")]) -> ValueError: `blocks` must have "groups" where they have
-made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys, usage=...), with
+made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys
 last(sgpt, federation(), offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
 """
 
