@@ -1,7 +1,10 @@
 """SGPT: one global model whose images choose their own group prompts.
 
 Twenty clients have two digits each. Images share some prompts, and select one of ten groups by the
-nearest key (Deng et al., CVPR 2024). docs/results/mechanisms.md compares ten groups with one::
+nearest key (Deng et al., CVPR 2024). For this small network, some values are not the paper's: there
+are eight shared prompts, in the first half of the layers and kept in later ones, and the head reads
+the class token alone. docs/methods/sgpt.md has the paper's values, and docs/results/mechanisms.md
+compares ten groups with one::
 
     python examples/sgpt.py
 """

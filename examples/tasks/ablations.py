@@ -209,7 +209,10 @@ def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     }
 
 
-CAUSES: dict[str, Causes] = {"SGPT": groups, "FedL2G-f": guides}
+CAUSES: dict[str, Causes] = {
+    **dict.fromkeys(("SGPT", "SGPT, mean readout", "SGPT as printed"), groups),
+    "FedL2G-f": guides,
+}
 """What explains a row: the rows of :data:`ABLATIONS` by their title."""
 
 

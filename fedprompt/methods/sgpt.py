@@ -12,15 +12,18 @@ Down: shared prompts, group prompts, keys, the total number of selections of eac
 Deviations: clients cannot see the selections of others in the same round, so each adds its
 selections to the counts of the broadcast. Shares of groups have a small offset; without it, unused
 groups would be chosen without regard to their keys. Keys that no client selected keep their value.
-Shared prompts enter the first half of the layers, and groups the second half. The head reads the
-class token alone. The paper's mean with group tokens is worse on small transformers. The two blocks
-share the batches of a round, half for each.
+The two blocks share the batches of a round, half for each. These defaults differ from the paper,
+and arguments give its values: shared prompts enter the first half of the layers, and groups the
+second half; new prompts are added to the old ones; the head reads the class token alone; queries
+come from the last layer, also where domains differ; there are five groups. These are fields of the
+setting: clients use AdamW in place of SGD, and its weight decay moves groups that no image
+selected; a layer has eight shared prompts in place of one.
 
 Arguments leave parts of the method out. Parts that no block trains are sent but not used. A large
-offset selects the nearest key in training, too. The head may read the paper's mean.
+offset selects the nearest key in training, too.
 
-Compared: equations of the paper, with the deviations above, float64, largest difference 1.7e-16
-(2026-11).
+Compared: equations of the paper, with the deviations above and with its own values, for every
+argument, float64, largest difference 2.3e-16 (2026-11).
 """
 
 from collections.abc import Sequence
@@ -32,30 +35,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._checks as check
+from fedprompt.interfaces import PromptSelector
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.selection import select_nearest
+
+_PARTS = ("shared", "groups", "selector", "head")
 
 
 class _GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, setting, num_groups, blocks, layers=(), offset=5e-4, averaged=False):
+    def __init__(self, setting, num_groups, layers, replace, selector):
         super().__init__()
         self.trunk = setting.trunk
-        self.used = set().union(*blocks)
-        self.averaged = averaged
-        early, late = torch.arange(self.trunk.depth).tensor_split(2)
-        shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early.tolist())
-        start = setting.new_model(prompts=shared)
+        halves = [half.tolist() for half in torch.arange(self.trunk.depth).tensor_split(2)]
+        early, late = (own or half for own, half in zip(layers, halves, strict=True))
+        with check.named("shared_layers"):
+            shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early, replace=replace)
+            start = setting.new_model(prompts=shared)
         self.shared = start.prompts
         self.head = start.head
-        self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=layers or late.tolist())
-        rule = partial(fp.selection.select_nearest, offset=offset)
-        self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=rule)
+        with check.named("group_layers"):
+            self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=late, replace=replace)
+        self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=selector)
 
     def query(self, images: Tensor) -> Tensor:
         """Encode images without prompts."""
-        return fp.encode_prompted(self.trunk, images).pooled.detach()
+        return fp.encode_prompted(self.trunk, images, depth=self.query_depth).pooled.detach()
 
     def logits(self, images: Tensor, *chosen: Tensor) -> Tensor:
         """Classify with the shared prompts and the prompts of the chosen groups, if any."""
@@ -71,16 +79,19 @@ class _GroupedModel(nn.Module):
 
     def loss(self, images: Tensor, labels: Tensor, grouped: bool) -> Tensor:
         """Compute the loss of a block, with the loss of the keys if it has groups."""
-        query = [self.query(images)] if grouped else []
-        chosen = [self.selector(features).indices for features in query]
-        loss = F.cross_entropy(self.logits(images, *chosen), labels)
-        return loss + fp.key_loss(query[0], self.selector.keys, *chosen) if grouped else loss
+        if not grouped:
+            return F.cross_entropy(self.logits(images), labels)
+        query, keys = self.query(images), self.selector.keys
+        chosen = self.selector(query).indices
+        inserted = select_nearest(query, keys).indices if self.nearest else chosen
+        loss = F.cross_entropy(self.logits(images, inserted), labels)
+        return loss + fp.key_loss(query, keys, chosen)
 
 
-def _server(model: _GroupedModel, decay: float) -> fp.Server:
+def _server(model: _GroupedModel, decay: float, key_decay: float) -> fp.Server:
     """Make the server, with momentum for groups and keys, and the selections of all rounds."""
-    momentum = fp.update_by_name(dict.fromkeys(("groups", "selector"), fp.ema(decay=decay)))
-    mean = fp.averaging_server(fp.snapshot(model), momentum)
+    rules = {"groups": fp.ema(decay=decay), "selector": fp.ema(decay=key_decay)}
+    mean = fp.averaging_server(fp.snapshot(model), fp.update_by_name(rules))
 
     def answer(client, state):
         return {**state["values"], "selector.usage": state["usage"]}
@@ -103,15 +114,47 @@ def sgpt(
     setting: VitSetting,
     *,
     learning_rate: float = 1e-2,
-    decay: float = 0.5,
     num_groups: int = 5,
-    blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head")),
-    layers: Sequence[int] = (),
-    offset: float = 5e-4,
+    shared_layers: Sequence[int] = (),
+    group_layers: Sequence[int] = (),
+    replace: bool = False,
     averaged: bool = False,
+    query_depth: int | None = None,
+    decay: float = 0.5,
+    key_decay: float | None = None,
+    blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head")),
+    insert_nearest: bool = False,
+    offset: float | None = None,
+    selector: PromptSelector = select_nearest,
 ) -> fp.Method:
-    """SGPT."""
-    model = setting.seeded(_GroupedModel, setting, num_groups, blocks, layers, offset, averaged)
+    """SGPT.
+
+    Args:
+        setting: Setting with one trunk.
+        learning_rate: Learning rate of both blocks.
+        num_groups: Number of groups, at most the width of the trunk.
+        shared_layers: Layers that shared prompts enter, 0-based. If empty, the first half.
+        group_layers: Layers that group prompts enter. If empty, the second half.
+        replace: Whether new prompts take the place of the old ones, as in Eq. 2 and Alg. 3.
+        averaged: Whether the head reads the mean of the class token and all group tokens. With n
+            group layers, each of them has the weight 1/(n + 1), as in the authors' code. With
+            `replace`, both have the weight 1/2, as in Alg. 3. Without groups, the head reads the
+            class token.
+        query_depth: Number of blocks that encode a query. If None, all.
+        decay: Momentum of group prompts and keys on the server (Eq. 7).
+        key_decay: Momentum of keys, if it is another one.
+        blocks: Parts that each block trains, in order.
+        insert_nearest: Whether training inserts the prompts of the nearest key (Eq. 5). Keys are
+            trained and counted by `selector` in any case. If False, its choice decides both.
+        offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
+        selector: Selection rule in training.
+    """
+    _check(setting, num_groups, query_depth, key_decay, blocks)
+    rule = selector if offset is None else partial(selector, offset=offset)
+    layers = shared_layers, group_layers
+    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule)
+    model.used, model.query_depth = set().union(*blocks), query_depth
+    model.averaged, model.nearest = averaged, insert_nearest
 
     def train(data, answer, state):
         predict(data, answer, state).train()
@@ -131,4 +174,18 @@ def sgpt(
     def form(client):
         return fp.collect(model, weight=0, rows={"selector.keys": torch.zeros(num_groups)})
 
-    return fp.Method(train, _server(model, decay), predict, form=form)
+    server = _server(model, decay, decay if key_decay is None else key_decay)
+    return fp.Method(train, server, predict, form=form)
+
+
+def _check(setting, num_groups, query_depth, key_decay, blocks):
+    """Require numbers in their range, and blocks that train keys with the groups they select."""
+    check.count("num_groups", num_groups)
+    depth, of = setting.trunk.depth, "the number of the trunk's blocks"
+    check.optional(check.count, "query_depth", query_depth, at_most=depth, of=of)
+    check.optional(check.number, "key_decay", key_decay, at_least=0, at_most=1)
+    check.some("blocks", blocks, "have at least one block")
+    for block in blocks:
+        check.known("blocks", block, _PARTS, "be sequences of names among")
+        if "selector" in block and "groups" not in block:
+            raise check.wrong("blocks", 'have "groups" where they have "selector"', [*block])

@@ -1,129 +1,118 @@
-"""SGPT: two blocks, each with its own part of the model, and momentum for keys and groups alone."""
+"""SGPT against slow loops in float64, with its defaults and with the values of its paper."""
+
+from functools import partial
 
 import pytest
 import timm
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
-from fedprompt.methods.sgpt import _GroupedModel, sgpt
-from tiny_federations import descend, last, parameters, vit_federation
+from fedprompt.methods.sgpt import sgpt
+from references import sgpt as reference
+from refusals import check_refused, refusals
+from tiny_federations import last, vit_federation
+
+SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
+SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
+PAPER = {"shared_layers": (0, 1, 2), "group_layers": (3, 4, 5), "averaged": True, "replace": True}
+VARIANTS = {
+    "defaults": {},
+    "paper": PAPER,
+    "paper, features": PAPER | {"query_depth": 5, "num_groups": 4},
+    "paper, Eq. 5 inserts": PAPER | {"insert_nearest": True},
+    "authors' readout": PAPER | {"replace": False},
+    "class token": PAPER | {"averaged": False},
+    "later groups": PAPER | {"shared_layers": (0,), "group_layers": (2, 5)},
+    "two momenta": PAPER | {"key_decay": 0.2, "decay": 0.9},
+    "no momentum": PAPER | {"decay": 0.0},
+    "joint": PAPER | {"blocks": [("shared", *GROUPS)]},
+    "inverse": PAPER | {"blocks": [GROUPS, SHARED]},
+    "groups only": PAPER | {"blocks": [GROUPS]},
+    "shared only": PAPER | {"blocks": [SHARED]},
+    "one group": PAPER | {"num_groups": 1},
+    "plain keys": PAPER | {"offset": 1e6},
+}
 
 
-def one_client(**changes):
-    one = {"rounds": 1, "clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
+def federation(**changes):
+    """Three of five clients in each of two rounds, and six blocks in which prompts matter."""
+    torch.manual_seed(0)
+    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0}
+    network = VisionTransformer(embed_dim=8, depth=6, num_heads=2, **sizes)
+    with torch.no_grad():
+        for weight in network.blocks.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    make = partial(torch.optim.SGD, **{name: SGD[name] for name in ("momentum", "weight_decay")})
+    one = {"trunks": [fp.vit_trunk(network)], "make_optimizer": make, "steps": 3, "num_prompts": 1}
     return vit_federation(**one | changes)
 
 
-def start(federation):
-    torch.manual_seed(federation.seed)
-    return fp.snapshot(_GroupedModel(federation, 5, [["shared", "groups"]]))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_rounds_are_those_of_the_reference(name, float64):
+    made, values = federation(), dict(VARIANTS[name])
+    run = last(sgpt, made, learning_rate=SGD["lr"], **values)
+    now, found = run.method.server.state["values"], run.of(0)
+    usage = [0.0] * values.pop("num_groups", 5)
+    values.setdefault("key_decay", values.get("decay", 0.5))
+    model = reference.Model(made.trunk.model, **values)
+    for server_round, cohort in enumerate(made.cohorts()):
+        batches = [list(made.batches(client, server_round)) for client in cohort]
+        trained = [reference.trained(model, now, usage, own, SGD) for own in batches]
+        sent, counts = zip(*trained, strict=True)
+        now = reference.server(model, now, sent, counts, [*map(made.num_examples, cohort)])
+        usage = [sum(each) for each in zip(usage, *counts, strict=True)]
+    near = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(fp.snapshot(found), now, **near)
+    assert found.selector.usage.tolist() == usage
+    expected = reference.predictions(model, now, made.inputs)
+    torch.testing.assert_close(found(made.inputs).detach(), expected, **near)
 
 
-def test_momentum_moves_groups_and_keys_half_of_the_way_and_nothing_else():
-    federation = one_client()
-    before = start(federation)
-    full, half, none = (
-        parameters(last(sgpt, one_client(), learning_rate=0.5, decay=decay), 0)
-        for decay in (0.0, 0.5, 1.0)
-    )
-    for name, value in full.items():
-        if name.startswith(("groups", "selector")):
-            assert not torch.equal(value, before[name])
-            assert torch.equal(none[name], before[name])
-            torch.testing.assert_close(half[name], (value + before[name]) / 2)
-        else:
-            assert torch.equal(none[name], value)
-            assert torch.equal(half[name], value)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_without_batches_nothing_moves_and_one_batch_trains_the_last_block(steps):
+    made = federation(steps=steps)
+    before = sgpt(made).server.state["values"]
+    model = last(sgpt, made).of(0)
+    now = fp.snapshot(model)
+    moved = {name.split(".")[0] for name in now if not torch.allclose(now[name], before[name])}
+    assert moved == ({"groups", "selector", "head"} if steps else set())
+    assert model.selector.usage.sum() == 24 * steps  # 4 images of 3 clients in 2 rounds
 
 
-def test_the_first_block_has_no_groups_and_the_second_no_gradient_of_shared_prompts():
-    federation = one_client()
-    found = parameters(last(sgpt, federation, learning_rate=0.5, decay=0.0), 0)
-    torch.manual_seed(federation.seed)
-    model = _GroupedModel(federation, 5, [["shared", "groups"]])
-    first, second = federation.batches(0, 0)
-    parts = nn.ModuleList([model.shared, model.head])
-    descend(F.cross_entropy(model.logits(first[0]), first[1]), parts.parameters(), 0.5)
-    nearest = F.normalize(model.query(second[0])) @ F.normalize(model.selector.keys.detach()).T
-    chosen = nearest.argmax(1)
-    keys = F.normalize(model.selector.keys[chosen])
-    loss = F.cross_entropy(model.logits(second[0], chosen), second[1])
-    loss = loss - (F.normalize(model.query(second[0])) * keys).sum(1).mean()
-    parts = nn.ModuleList([model.groups, model.selector, model.head])
-    descend(loss, parts.parameters(), 0.5)
-    torch.testing.assert_close(found, fp.snapshot(model))
+def test_another_selector_chooses_and_is_counted():
+    def third(query, keys, *, usage):
+        return fp.interfaces.Selection(torch.full((len(query),), 2), query.new_zeros(len(query)))
+
+    model = last(sgpt, federation(), selector=third).of(0)
+    assert model.selector.usage.tolist() == [0, 0, 48, 0, 0]  # two of three batches
 
 
-def test_the_server_counts_the_images_of_the_second_block():
-    """Two of three batches of four images are in the second block, at each of three clients."""
-    usage = last(sgpt, vit_federation(steps=3)).of(0).selector.usage
-    assert usage.sum() == 2 * 2 * 4 * 3  # in two rounds
+def made(**values):
+    return sgpt(federation(), **values)
 
 
-@pytest.mark.parametrize("steps", [2, 5])
-def test_all_batches_are_used_once(steps, monkeypatch):
-    seen = []
-    loss = _GroupedModel.loss
-    monkeypatch.setattr(
-        _GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
-    )
-    last(sgpt, one_client(steps=steps))
-    assert seen == [False] * (steps // 2) + [True] * (steps - steps // 2)
+REFUSED = """
+made(num_groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
+made(num_groups=9) -> ValueError: `num_groups` must be at most 8, `dim`, because more
+made(shared_layers=(0, 6)) -> ValueError: shared_layers: `layers` must be at most 5, the trunk's
+made(group_layers=(3, 3)) -> ValueError: group_layers: `layers` must contain at least one layer
+made(query_depth=7) -> ValueError: `query_depth` must be at most 6, the number of the trunk's blocks
+made(decay=1.5) -> ValueError: `decay` must be at most 1; got 1.5.
+made(key_decay=-0.1) -> ValueError: `key_decay` must be at least 0; got -0.1.
+made(blocks=[]) -> ValueError: `blocks` must have at least one block; got none.
+made(blocks=("shared", "head")) -> ValueError: `blocks` must be sequences of names among
+made(blocks=[("selector", "head")]) -> ValueError: `blocks` must have "groups" where they have
+made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys
+last(sgpt, federation(), offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
+"""
 
 
-SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
-
-
-@pytest.mark.parametrize(
-    ("blocks", "still", "order"),
-    [
-        ([SHARED], {"groups", "selector"}, [False] * 4),
-        ([GROUPS], {"shared"}, [True] * 4),
-        ([("shared", *GROUPS)], set(), [True] * 4),
-        ([GROUPS, SHARED], set(), [True, True, False, False]),
-    ],
-)
-def test_blocks_train_their_parts_in_order_and_other_parts_are_not_used(
-    blocks, still, order, monkeypatch
-):
-    seen, loss = [], _GroupedModel.loss
-    monkeypatch.setattr(
-        _GroupedModel, "loss", lambda *given: (seen.append(given[3]), loss(*given))[1]
-    )
-    federation = one_client(steps=4)
-    before = start(federation)
-    model = last(sgpt, federation, blocks=blocks, decay=0.0).of(0)
-    found = fp.snapshot(model)
-    assert seen == order
-    assert {name.split(".")[0] for name in found if torch.equal(found[name], before[name])} == still
-    logits = model(federation.inputs).detach()
-    with torch.no_grad():
-        for part in still:
-            for parameter in getattr(model, part).parameters():
-                parameter.normal_()
-    assert torch.equal(model(federation.inputs), logits)
-
-
-def test_a_large_offset_selects_the_nearest_key_in_training():
-    model = last(sgpt, vit_federation(), offset=1e6).of(0).train()
-    query = model.query(vit_federation().inputs)
-    model.selector.start_round(torch.tensor([1e3, 0.0, 0.0, 0.0, 0.0]))
-    assert torch.equal(
-        model.selector(query).indices,
-        fp.selection.select_nearest(query, model.selector.keys).indices,
-    )
-
-
-def test_the_head_reads_the_mean_with_group_tokens_at_the_given_layers():
-    federation = one_client()
-    model = last(sgpt, federation, averaged=True, layers=(0,)).of(0)
-    images, chosen = federation.inputs[:3], torch.tensor([0, 1, 2])
-    encoded = fp.encode_prompted(model.trunk, images, model.shared(), model.groups(chosen))
-    read = (encoded.pooled + encoded.streams[1][:, 0]) / 2  # one token for each group
-    torch.testing.assert_close(model.logits(images, chosen), model.head(read))
-    assert model.groups.layers == (0,)
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_values_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())
 
 
 def test_the_number_of_parameters_in_the_papers_cifar_100_setting():
