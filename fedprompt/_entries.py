@@ -96,8 +96,9 @@ def stream(argument: str, stream: Any, dim: int | None = None) -> None:
         place = f"{argument}.layers[{layer}]"
         instance(place, tokens, Tensor, "be a floating-point tensor")
         finite(place, tokens, sync=False)
-        if dim not in (None, tokens.shape[-1]):
-            rule = f"have shape (prompts, {dim}) or (batch, prompts, {dim})"
+        if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
+            width = "dim" if dim is None else str(dim)
+            rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
             raise wrong(place, rule, tuple(tokens.shape))
 
 

@@ -118,8 +118,8 @@ class PromptStream(_Stream):
                 check.count("layers", layer, at_least=0)
                 check.floating(f"layers[{layer}]", tokens)
                 check.strided(f"layers[{layer}]", tokens)
-                if tokens.ndim not in (2, 3):
-                    rule = "have shape (prompts, dim) or (batch, prompts, dim)"
+                if tokens.ndim < 2:
+                    rule = "have shape (prompts, dim), with axes in front if they differ"
                     raise check.wrong(f"layers[{layer}]", rule, tuple(tokens.shape))
         return super().__new__(cls, layers, replace)
 
