@@ -1,10 +1,12 @@
 """Aggregators of entries, applied to each name of payloads."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Payload, Weighted
+
+_FIRST = "be a Weighted(value, weight), as the first one"
 
 
 class Statistic(Protocol):
@@ -17,36 +19,59 @@ class Statistic(Protocol):
         """Return the aggregate of all entries that were added."""
 
 
+class ByName:
+    """One statistic for each name of payloads.
+
+    Args:
+        make: Constructor of a statistic, called with the first entry of each name. All other
+            entries of the name must have its layout.
+    """
+
+    def __init__(self, make: Callable[[Weighted], Statistic]) -> None:
+        self.make = make
+        self.statistics: dict[str, Statistic] = {}
+
+    def add(self, argument: str, payload: Payload) -> None:
+        """Add a payload. Errors call its entries by `argument` and their name."""
+        check.names(argument, payload, "map names to Weighted")
+        for name, entry in payload.items():
+            place = f"{argument}[{name!r}]"
+            if name not in self.statistics:
+                self.statistics[name] = self.make(check.layout(place, entry))
+            self.statistics[name].add(place, entry)
+
+    def result(self) -> dict[str, Weighted]:
+        """Return the aggregate of each name."""
+        return {name: statistic.result() for name, statistic in self.statistics.items()}
+
+
 def aggregate(
-    things: Iterable[Weighted] | Iterable[Payload], make: Callable[[Weighted], Statistic]
+    things: Iterable[Weighted] | Iterable[Payload],
+    make: Callable[[Weighted], Statistic],
+    by_name: Callable[[Callable[[Weighted], Statistic]], ByName] = ByName,
 ) -> Weighted | dict[str, Weighted]:
     """Stream entries through one statistic, or payloads through one statistic for each name.
 
     Args:
         things: Entries or payloads (iterated once).
-        make: Constructor of a statistic, called with the first entry of each name. All other
-            entries of the name must have its layout.
+        make: Constructor of a statistic, called with the first entry.
+        by_name: Constructor of the statistics of payloads, called with `make`.
     """
     check.iterable("entries", things, "entries or of payloads")
-    statistics: dict[str, Statistic] = {}
-    payloads: bool | None = None
+    statistics: ByName | None = None
+    statistic: Statistic | None = None
     for position, thing in enumerate(things):
-        payloads = isinstance(thing, Mapping) if payloads is None else payloads
-        for name, argument, entry in _labeled(thing, position, payloads):
-            if name not in statistics:
-                statistics[name] = make(check.layout(argument, entry))
-            statistics[name].add(argument, entry)
-    check.some("entries", payloads is not None, "hold at least one entry or payload")
-    results = {name: statistic.result() for name, statistic in statistics.items()}
-    return results if payloads else results[""]
-
-
-def _labeled(thing: Any, position: int, payloads: bool) -> list[tuple[str, str, Any]]:
-    """List name, argument for errors, and entry. An entry outside a payload has an empty name."""
-    if not payloads:
+        if statistics is not None or (statistic is None and isinstance(thing, Mapping)):
+            statistics = statistics or by_name(make)
+            statistics.add(f"payloads[{position}]", thing)
+            continue
+        place = f"entries[{position}]"
         if isinstance(thing, Mapping):
-            rule = "be a Weighted(value, weight), as the first one"
-            raise check.wrong_type(f"entries[{position}]", rule, "a payload")
-        return [("", f"entries[{position}]", thing)]
-    check.names(f"payloads[{position}]", thing, "map names to Weighted")
-    return [(name, f"payloads[{position}][{name!r}]", entry) for name, entry in thing.items()]
+            raise check.wrong_type(place, _FIRST, "a payload")
+        statistic = statistic or make(check.layout(place, thing))
+        statistic.add(place, thing)
+    if statistics is not None:
+        return statistics.result()
+    if statistic is None:
+        raise check.wrong("entries", "hold at least one entry or payload", "none")
+    return statistic.result()

@@ -1,5 +1,6 @@
 """Base of server rules: names, checks and unknown rows, so that a rule is its equations."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -43,17 +44,20 @@ class RowRule(ABC):
             return step_by_name(dict.fromkeys(previous, self), previous, mean, state)
         _check_previous(previous)
         check.entry("mean", mean)
+        new, after = self.stepped(previous, mean, state)
+        _check_stepped(mean.known, {"value": new, **_tensors(after)})
+        if check.values_readable(mean.weight) and not mean.weight.any():
+            return previous.detach().clone(), state
+        return new, after
+
+    def stepped(self, previous: Tensor, mean: Weighted, state: State) -> tuple[Tensor, State]:
+        """Step without a look at numbers, which synchronizes a GPU."""
         check.shape("mean.value", mean.value, previous.shape, "`previous`")
         check_state(state, True)
         previous = previous.detach()
-        mean = Weighted(*(part.to(previous.device) for part in mean))
-        sent = mean.weight > 0
-        rows = check.per_row(sent, previous)
-        start, target = (torch.where(rows, part, 0).detach() for part in (previous, mean.value))
-        new, after = self.update(start, target, state)
-        _check_stepped(target, {"value": torch.where(rows, new, 0), **_tensors(after)})
-        if check.values_readable(sent) and not sent.any():
-            return previous.clone(), state
+        mean = Weighted._make(part.detach().to(previous.device) for part in mean)
+        rows = mean.rows
+        new, after = self.update(torch.where(rows, previous, 0), mean.known, state)
         return torch.where(rows, new, previous), _keep_rows(rows, previous, state, after)
 
 
@@ -117,9 +121,49 @@ def step_by_name(
     check.instance("state", state, Mapping, "map names to states")
     if missing := sorted(set(previous) - set(state)):
         raise check.wrong("state", FROM_INIT, f"nothing for {missing}")
-    new = dict(previous)
-    states = dict(state)
-    for name in (name for name in previous if name in mean):
+    names = [name for name in previous if name in mean]
+    new, states = dict(previous), dict(state)
+    before = {name: (previous[name], mean[name], state[name]) for name in names}
+    at_once = _at_once(rules, before)
+    for name in names:
         with check.named(repr(name)):
-            new[name], states[name] = rules[name].step(previous[name], mean[name], state[name])
+            step = at_once.get(name) or rules[name].step(*before[name])
+            new[name], states[name] = step
     return new, states
+
+
+def _at_once(
+    rules: Mapping[str, TensorUpdate], before: Mapping[str, tuple[Tensor, Weighted, State]]
+) -> dict[str, tuple[Tensor, State]]:
+    """Step all names with one synchronization, or none if a number needs a closer look.
+
+    One sum is finite only if all numbers are. The root of a negative weight is NaN.
+    """
+    made, numbers, sent = {}, list[Tensor](), list[Tensor]()
+    for name, (previous, mean, state) in before.items():
+        rule = rules[name]
+        if not (isinstance(rule, RowRule) and _is_plain(previous, mean)):
+            return {}
+        with check.named(repr(name)):
+            new, after = made[name] = rule.stepped(previous, mean, state)
+        numbers += [previous, mean.known, mean.weight.sqrt(), new, *_tensors(after).values()]
+        sent.append(mean.weight.sum())
+    if not sent or len({part.device for part in (*numbers, *sent)}) > 1:
+        return {}
+    total = torch.cat([part.detach().flatten() for part in numbers]).sum()
+    finite, *weights = torch.stack([total, *sent]).tolist()
+    if not math.isfinite(finite):
+        return {}
+    for weight, (name, (previous, _, state)) in zip(weights, before.items(), strict=True):
+        if not weight:
+            made[name] = previous.detach().clone(), state
+    return made
+
+
+def _is_plain(previous: object, mean: object) -> bool:
+    """Whether both are tensors whose numbers can be read."""
+    if not (isinstance(previous, Tensor) and isinstance(mean, Weighted)):
+        return False
+    parts = (previous, *mean)
+    plain = all(isinstance(part, Tensor) and check.is_dense(part) for part in parts)
+    return plain and previous.is_floating_point() and check.values_readable(*parts)

@@ -9,6 +9,7 @@ import fedprompt._checks as check
 from fedprompt._float64 import rounded, wide_zeros, widened
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
+from fedprompt.interfaces.nouns import per_row
 
 
 class RowSums:
@@ -19,14 +20,14 @@ class RowSums:
 
     def __init__(self, first: Weighted) -> None:
         # Only the layout is kept: an expanded scalar takes no memory.
-        self.like = Weighted(*(tensor.new_empty(()).expand(tensor.shape) for tensor in first))
+        self.like = Weighted._make(tensor.new_empty(()).expand(tensor.shape) for tensor in first)
         self.value, self.weight = (WideSum(wide_zeros(tensor)) for tensor in first)
 
     def add(self, argument: str, entry: Weighted) -> None:
         """Add an entry. If it is malformed, raise an error that calls it `argument`."""
         check_alike(argument, entry, self.like)
         weight = widened(entry.weight)
-        product = widened(entry.value) * check.per_row(weight, entry.value)
+        product = widened(entry.value) * entry.per_row(weight)
         value_sum = product.add_(self.value.low)
         weight_sum = self.weight.low + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
@@ -36,7 +37,7 @@ class RowSums:
             self.weight.low = weight_sum
         else:  # a malformed entry, NaN in a row of weight 0, or an overflow
             check.rows(argument, entry)
-            self.value.add(widened(check.known_rows(entry)), check.per_row(weight, entry.value))
+            self.value.add(widened(entry.known), entry.per_row(weight))
             self.weight.add(weight)
 
     def add_sums(self, other: "RowSums", factor: float) -> None:
@@ -49,9 +50,19 @@ class RowSums:
         return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
 
 
+def is_alike(entry: Weighted, first: Weighted) -> bool:
+    """Whether an entry has the shapes, dtypes and devices of the first one."""
+    return all(
+        part.shape == like.shape and part.dtype == like.dtype and part.device == like.device
+        for part, like in zip(entry, first, strict=True)
+    )
+
+
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require the shapes, dtypes and device of the first entry."""
     sent = check.layout(argument, entry)
+    if is_alike(sent, first):
+        return
     for name, tensor, like in zip(Weighted._fields, sent, first, strict=True):
         place = f"{argument}.{name}"
         check.tensor(place, tensor, like.dtype, like.shape, "the first entry")
@@ -63,6 +74,7 @@ def as_entry(value: Tensor, weight: Tensor, *, like: Weighted) -> Weighted:
 
     The result is on the device of `like`.
     """
-    value = torch.where(check.per_row(weight > 0, value), value, 0.0)
+    value = torch.where(per_row(weight > 0, value), value, 0.0)
     most = torch.finfo(like.weight.dtype).max
-    return Weighted(rounded(value, like.value), rounded(weight.clamp(max=most), like.weight))
+    parts = rounded(value, like.value), rounded(weight.clamp(max=most), like.weight)
+    return Weighted._make(parts)

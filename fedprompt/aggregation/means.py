@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import overload
 
+from fedprompt.aggregation._packed import PayloadSums
 from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._sums import RowSums
 from fedprompt.interfaces import Payload, Weighted
@@ -54,4 +55,4 @@ def weighted_mean(
         McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
         AISTATS 2017.
     """
-    return aggregate(entries, RowSums)
+    return aggregate(entries, RowSums, PayloadSums)

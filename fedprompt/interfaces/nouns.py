@@ -1,24 +1,77 @@
 """Nouns: the values that components exchange."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+import fedprompt._refusals as check
 
-class Weighted(NamedTuple):
+
+class _Entry(NamedTuple):
+    value: Float[Tensor, "..."]
+    weight: Float[Tensor, "..."]
+
+
+class Weighted(_Entry):
     """Rows and the evidence behind each of them.
+
+    An entry checks its dtypes and shapes when it is built. Its numbers are not read then, because
+    that costs a synchronization of a GPU. ``_make`` and ``_replace`` check nothing. An entry
+    without any tensor, such as the axes of ``torch.func.vmap``, is refused where it is read.
 
     Attributes:
         value: Rows ``(*rows, *event)``.
         weight: Evidence ``(*rows)``, finite and at least 0. Weight 0 means that nothing is known
             about the row. The row may hold anything then, NaN included.
+
+    Raises:
+        TypeError: If one of both is not a dense floating-point tensor.
+        ValueError: If the shape of `weight` is not the leading shape of `value`.
+
+    Example:
+        >>> entry = Weighted(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 0.0]))
+        >>> entry.known
+        tensor([[1., 2.],
+                [0., 0.]])
     """
 
-    value: Float[Tensor, "..."]
-    weight: Float[Tensor, "..."]
+    __slots__ = ()
+
+    def __new__(cls, value: Any, weight: Any) -> "Weighted":
+        """Make an entry whose parts fit."""
+        if isinstance(value, Tensor) or isinstance(weight, Tensor):
+            for name, part in (("value", value), ("weight", weight)):
+                check.floating(name, part)
+                check.strided(name, part)
+            if weight.is_meta != value.is_meta:
+                rule = f"be on the device of `value`, {value.device}"
+                raise check.wrong("weight", rule, weight.device)
+            leading = value.shape[: weight.ndim]
+            check.shape("weight", weight, leading, "the leading axes of `value`")
+        return super().__new__(cls, value, weight)
+
+    @property
+    def rows(self) -> Bool[Tensor, "..."]:
+        """Whether each row is known, with axes of size 1 behind, to broadcast over the value."""
+        return self.per_row(self.weight > 0)
+
+    @property
+    def known(self) -> Float[Tensor, "..."]:
+        """The value, with zeros in all rows of weight 0."""
+        return torch.where(self.rows, self.value, 0.0)
+
+    def per_row(self, rows: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+        """Append axes to a tensor (*rows), so that it broadcasts over the value."""
+        return per_row(rows, self.value)
+
+
+def per_row(rows: Shaped[Tensor, "..."], value: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """Append axes to a tensor (*rows), so that it broadcasts over `value` (*rows, *event)."""
+    return rows.reshape(rows.shape + (1,) * (value.ndim - rows.ndim))
 
 
 Payload = Mapping[str, Weighted]
@@ -28,18 +81,47 @@ Message = Mapping[str, Tensor | Weighted]
 """Tensors or entries by name: anything that is sent."""
 
 
-class PromptStream(NamedTuple):
+class _Stream(NamedTuple):
+    layers: Mapping[int, Float[Tensor, "*batch prompts dim"]]
+    replace: bool = False
+
+
+class PromptStream(_Stream):
     """Prompt tokens that enter a transformer. Several streams can enter together.
+
+    A stream checks its layers, dtypes and axes when it is built. A trunk checks the width.
 
     Attributes:
         layers: Tokens by the 0-based layer before which they enter: ``(prompts, dim)`` for all
             images, or ``(batch, prompts, dim)`` for each image.
         replace: Whether new tokens replace the stream's old ones (VPT-deep). If False, the old
             tokens stay.
+
+    Raises:
+        TypeError: If `layers` do not map integers to floating-point tensors.
+        ValueError: If a layer is negative, or tokens have another number of axes.
+
+    Example:
+        >>> stream = PromptStream({0: torch.zeros(8, 48)}, replace=True)
+        >>> stream.layers[0].shape
+        torch.Size([8, 48])
     """
 
-    layers: Mapping[int, Float[Tensor, "*batch prompts dim"]]
-    replace: bool = False
+    __slots__ = ()
+
+    def __new__(cls, layers: Any, replace: bool = False) -> "PromptStream":
+        """Make a stream of tokens by layer."""
+        check.instance("layers", layers, Mapping, "map layers to tokens")
+        if any(isinstance(tokens, Tensor) for tokens in layers.values()):
+            check.flag("replace", replace)
+            for layer, tokens in layers.items():
+                check.count("layers", layer, at_least=0)
+                check.floating(f"layers[{layer}]", tokens)
+                check.strided(f"layers[{layer}]", tokens)
+                if tokens.ndim < 2:
+                    rule = "have shape (prompts, dim), with axes in front if they differ"
+                    raise check.wrong(f"layers[{layer}]", rule, tuple(tokens.shape))
+        return super().__new__(cls, layers, replace)
 
 
 class Encoded(NamedTuple):
@@ -59,7 +141,18 @@ class Encoded(NamedTuple):
     patches: Float[Tensor, "batch patches dim"]
 
 
-class ClassNames(NamedTuple):
+class _Names(NamedTuple):
+    start: Float[Tensor, "start dim"]
+    tokens: Float[Tensor, "classes length dim"]
+    length: tuple[int, ...]
+    pad: Float[Tensor, " dim"]
+    context_length: int
+    causal: bool
+    names: tuple[str, ...]
+    ending: tuple[int, ...]
+
+
+class ClassNames(_Names):
     """Class names, embedded by a text tower. Make them once; move their tensors with ``.to``.
 
     Attributes:
@@ -74,16 +167,38 @@ class ClassNames(NamedTuple):
         names: The names as text, for errors.
         ending: Number of tokens that end the sentence of each class: the full stop, where it is a
             token, and the end token.
+
+    Raises:
+        TypeError: If a part is of another kind, or an embedding is not a floating-point tensor.
+        ValueError: If widths, devices or the numbers of classes differ.
     """
 
-    start: Float[Tensor, "start dim"]
-    tokens: Float[Tensor, "classes length dim"]
-    length: tuple[int, ...]
-    pad: Float[Tensor, " dim"]
-    context_length: int
-    causal: bool
-    names: tuple[str, ...]
-    ending: tuple[int, ...]
+    __slots__ = ()
+
+    def __new__(cls, *parts: Any, **named: Any) -> "ClassNames":
+        """Make class names whose parts fit."""
+        made = super().__new__(cls, *parts, **named)
+        if any(isinstance(part, Tensor) for part in (made.start, made.tokens, made.pad)):
+            made._check()
+        return made
+
+    def _check(self) -> None:
+        classes = self.tokens
+        for field, ndim in (("tokens", 3), ("start", 2), ("pad", 1)):
+            part = getattr(self, field)
+            check.floating(field, part, f"be a floating-point tensor with {ndim} axes", ndim)
+            check.strided(field, part)
+            if part.shape[-1:] != classes.shape[-1:] or part.device != classes.device:
+                raise check.wrong(field, "be as wide and where `tokens` is", check.kind(part))
+        check.count("context_length", self.context_length)
+        check.flag("causal", self.causal)
+        for field, kinds in (("length", Integral), ("ending", Integral), ("names", str)):
+            parts = getattr(self, field)
+            several = isinstance(parts, tuple) and len(parts) == len(classes)
+            if not several or not all(isinstance(part, kinds) for part in parts):
+                raise check.wrong(field, f"be a tuple for {len(classes)} names", check.kind(parts))
+            if kinds is Integral and min(parts) < 0:
+                raise check.wrong(field, "be at least 0", min(parts))
 
     def select(self, indices: Sequence[int] | Int[Tensor, " chosen"]) -> "ClassNames":
         """Return the names of some classes, in the order of `indices`.

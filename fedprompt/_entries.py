@@ -1,0 +1,137 @@
+"""Entries and payloads that are read as numbers, and methods: checks of what the nouns do not read."""
+
+import math
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedprompt._refusals import (
+    count,
+    finite,
+    function,
+    instance,
+    kind,
+    named,
+    names,
+    nonnegative,
+    tensor,
+    values_readable,
+    wrong,
+    wrong_type,
+)
+from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Server, Weighted
+from fedprompt.interfaces.nouns import per_row
+
+
+def layout(argument: str, entry: object) -> Weighted:
+    """Return an entry of tensors; its numbers are not checked."""
+    if not isinstance(entry, Weighted):
+        hint = " (collect(module, weight=...) makes a payload)" if isinstance(entry, Tensor) else ""
+        raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry) + hint)
+    if not isinstance(entry.value, Tensor):
+        raise wrong_type(f"{argument}.value", "be a floating-point tensor", kind(entry.value))
+    return entry
+
+
+def entry(argument: str, entry: object) -> None:
+    """Require an entry of numbers that fit, with one reduction and one synchronization.
+
+    Values are not checked where they cannot be read.
+    """
+    value, weight = layout(argument, entry)
+    if not values_readable(value, weight):
+        return
+    # A negative weight makes the second sum NaN. There are false alarms: a row of weight 0 may
+    # contain NaN, and a large product may overflow.
+    checksum = (value * per_row(weight, value)).sum() + weight.sqrt().sum()
+    if not math.isfinite(checksum.item()):
+        rows(argument, Weighted._make((value, weight)))
+
+
+def rows(argument: str, entry: Weighted) -> None:
+    """Require finite weights of at least 0, and finite values in rows of positive weight."""
+    weights(argument, entry)
+    rows = entry.known.reshape(entry.weight.numel(), -1)
+    if broken := torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist():
+        rule = "be finite wherever its weight is positive"
+        raise wrong(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
+
+
+def weights(argument: str, entry: Weighted) -> None:
+    """Require finite weights of at least 0; values are not checked."""
+    nonnegative(f"{argument}.weight", entry.weight)
+
+
+def payload(payload: object) -> None:
+    """Require a payload of entries whose numbers fit."""
+    for name, sent in form("payload", payload).items():
+        entry(f"payload[{name!r}]", sent)
+
+
+def form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
+    """Return a payload of entries; numbers are not checked."""
+    names(argument, payload, "map names to Weighted", at_least=at_least)
+    for name, entry in payload.items():
+        layout(f"{argument}[{name!r}]", entry)
+    checked: Payload = payload
+    return checked
+
+
+def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weighted) -> Tensor:
+    """Return the tensor of a name, which has the form of the payload's entry of this name."""
+    if name not in values:
+        raise wrong(argument, f"have the name {name!r}", sorted(values))
+    like = entry.value
+    tensor(f"{argument}[{name!r}]", values[name], like.dtype, like.shape, "the payload")
+    return values[name]
+
+
+def stream(argument: str, stream: Any, dim: int | None = None) -> None:
+    """Require a stream of prompts of a width, with finite numbers on the CPU."""
+    instance(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+    for layer, tokens in stream.layers.items():
+        place = f"{argument}.layers[{layer}]"
+        instance(place, tokens, Tensor, "be a floating-point tensor")
+        finite(place, tokens, sync=False)
+        if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
+            width = "dim" if dim is None else str(dim)
+            rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
+            raise wrong(place, rule, tuple(tokens.shape))
+
+
+def class_names(names: Any) -> None:
+    """Require class names as a text tower makes them, with finite numbers on the CPU."""
+    instance("names", names, ClassNames, "be ClassNames, from tower.class_names")
+    for field in ("tokens", "start", "pad"):
+        instance(f"names.{field}", getattr(names, field), Tensor, "be a floating-point tensor")
+        finite(f"names.{field}", getattr(names, field), sync=False)
+
+
+def method(method: Any, *, needs_form: bool = False) -> None:
+    """Require a method of functions."""
+    instance("method", method, Method, "be a Method(client, server, predict)")
+    instance("method.server", method.server, Server, "be a Server(state, answer, step)")
+    instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
+    for name in ("client", "predict", "server.answer", "server.step"):
+        function(f"method.{name}", attrgetter(name)(method))
+    count("method.exchanges", method.exchanges)
+    if needs_form or method.form is not None:
+        function("method.form", method.form, "be a function, by which messages are decoded")
+
+
+def cohort(cohort: list[int], server_round: int) -> list[int]:
+    """Return the ids of the clients of a round, each once."""
+    with named(f"round {server_round}"):
+        for position, client in enumerate(cohort):
+            count(f"cohorts[{server_round}][{position}]", client, at_least=0)
+        clients = [int(client) for client in cohort]
+        if doubled := sorted({client for client in clients if clients.count(client) > 1}):
+            raise wrong("cohorts", "have a client at most once in a round", doubled)
+    return clients
+
+
+def known_rows(entry: Weighted) -> Tensor:
+    return entry.known

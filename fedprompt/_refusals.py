@@ -1,0 +1,493 @@
+"""Checks of arguments, and the texts of their errors: argument, rule and value."""
+
+import copy
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral
+from types import UnionType
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Integer
+from torch import Tensor, nn
+
+
+LARGEST_INT = 2**63
+"""Integers of PyTorch are below it."""
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+"""Dtypes of integers with all operations; the wider unsigned ones have few."""
+
+LONGEST = 60
+"""Longest text of a value that an error prints, in characters."""
+
+P = ParamSpec("P")
+"""Rule and limits of a check."""
+
+
+def wrong(argument: str, rule: str, got: object) -> ValueError:
+    """Build the error for a value or shape that breaks a rule."""
+    return ValueError(f"`{argument}` must {rule}; got {got}.")
+
+
+def wrong_type(argument: str, rule: str, got: object) -> TypeError:
+    """Build the error for an argument of another type."""
+    return TypeError(f"`{argument}` must {rule}; got {got}.")
+
+
+def kind(thing: object) -> str:
+    """Describe an argument: dtype and shape of a tensor or an array, otherwise value and type.
+
+    Of a collection, only type and length are given. A long value is left out.
+    """
+    if isinstance(thing, Tensor):
+        return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
+    if isinstance(thing, np.ndarray):
+        return f"a {thing.dtype} array of shape {thing.shape}"
+    name = type(thing).__name__
+    if isinstance(thing, Collection) and not isinstance(thing, str | bytes):
+        named = hasattr(thing, "_fields")  # the length of a NamedTuple is that of its type
+        return f"a {name}" if named else f"a {name} of length {len(thing)}"
+    text = repr(thing)
+    short = len(text) <= LONGEST and "\n" not in text
+    return f"{text} ({name})" if short else f"a {name}"
+
+
+def instance(argument: str, value: object, kinds: type | UnionType, rule: str) -> None:
+    """Require an argument of one of some types, and not a class, which can satisfy a protocol."""
+    if not isinstance(value, kinds) or isinstance(value, type):
+        raise wrong_type(argument, rule, kind(value))
+
+
+def optional(
+    required: Callable[Concatenate[str, Any, P], object],
+    argument: str,
+    value: object,
+    *rule: P.args,
+    **limits: P.kwargs,
+) -> None:
+    """Check an argument that may be None."""
+    if value is not None:
+        required(argument, value, *rule, **limits)
+
+
+def module(argument: str, module: object) -> None:
+    """Require a module."""
+    instance(argument, module, nn.Module, "be an nn.Module")
+
+
+def parameters(argument: str, parts: Iterable[Any], model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of some parts of a model, each once, in the order of the model."""
+    chosen = set[nn.Parameter]()
+    for position, part in enumerate(parts):
+        rule = "be a parameter or a module of `model`"
+        instance(f"{argument}[{position}]", part, nn.Parameter | nn.Module, rule)
+        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
+    found = [parameter for parameter in model.parameters() if parameter in chosen]
+    if foreign := len(chosen) - len(found):
+        raise wrong(argument, "belong to `model`", f"{foreign} parameters that do not")
+    return found
+
+
+def gradients_are_recorded(function: str) -> None:
+    """Refuse to run under ``torch.inference_mode``."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{function} computes gradients, which torch.inference_mode does not record. "
+            "Leave the mode first."
+        )
+
+
+def function(argument: str, function: object, rule: str = "be a function") -> None:
+    """Require something that can be called."""
+    if not callable(function):
+        raise wrong_type(argument, rule, kind(function))
+
+
+def flag(argument: str, flag: object) -> None:
+    """Require a boolean."""
+    instance(argument, flag, bool, "be True or False")
+
+
+def text(argument: str, text: object) -> None:
+    """Require a string."""
+    instance(argument, text, str, "be a string")
+
+
+def some(argument: str, found: object, rule: str) -> None:
+    """Require that something was found."""
+    if not found:
+        raise wrong(argument, rule, "none")
+
+
+def names(
+    argument: str, things: Any, rule: str = "map names to tensors", *, at_least: int = 0
+) -> None:
+    """Require a mapping from strings, with a smallest number of names."""
+    instance(argument, things, Mapping, rule)
+    some(argument, len(things) >= at_least, "hold at least one name")
+    if strange := [name for name in things if not isinstance(name, str)]:
+        raise wrong_type(argument, "have strings as names", kind(strange[0]))
+
+
+def some_names(names: Iterable[object]) -> str:
+    """List at most five names: a large model has hundreds."""
+    listed = sorted(map(str, names))
+    return f"{listed[:5]} and {len(listed) - 5} more" if len(listed) > 5 else f"{listed}"
+
+
+def known(argument: str, given: Iterable[str], names: Collection[str], rule: str) -> None:
+    """Require that all names are among some others."""
+    if unknown := [name for name in given if name not in names]:
+        raise wrong(argument, f"{rule} {some_names(names)}", some_names(unknown))
+
+
+def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
+    """Require a mapping from names to finite floating-point tensors, by default one at least."""
+    names(argument, tensors, at_least=at_least)
+    for name, tensor in tensors.items():
+        place = f"{argument}[{name!r}]"
+        real(place, tensor, "be a floating-point tensor", floating=True)
+        finite(place, tensor, sync=sync)
+
+
+def sequence(argument: str, things: object, of: str) -> None:
+    """Require a sequence other than a text."""
+    if isinstance(things, str | bytes) or not isinstance(things, Sequence):
+        raise wrong_type(argument, f"be a sequence of {of}", kind(things))
+
+
+def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
+    """Require a sequence of strings, by default one at least."""
+    sequence(argument, texts, "strings")
+    some(argument, len(texts) >= at_least, "contain at least one string")
+    for position, string in enumerate(texts):
+        text(f"{argument}[{position}]", string)
+
+
+def pair(argument: str, things: Any, rule: str) -> None:
+    """Require a tuple or a list of two things."""
+    if not isinstance(things, tuple | list) or len(things) != 2:
+        raise wrong_type(argument, rule, kind(things))
+
+
+def iterable(argument: str, things: object, of: str) -> None:
+    """Require an iterable other than a text, and not one mapping or entry in its place."""
+    single = isinstance(things, Mapping) or hasattr(things, "_fields")
+    if single or isinstance(things, str | bytes) or not isinstance(things, Iterable):
+        got = f"one {type(things).__name__}" if single else kind(things)
+        raise wrong_type(argument, f"be an iterable of {of}", got)
+
+
+def count(
+    argument: str,
+    value: object,
+    *,
+    at_least: int = 1,
+    at_most: int | None = None,
+    of: str = "",
+    below: int = LARGEST_INT,
+) -> None:
+    """Require an integer from `at_least` to `at_most`, the number `of` something."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise wrong_type(argument, "be an integer", kind(value))
+    if value < at_least:
+        raise wrong(argument, f"be at least {at_least}", value)
+    if int(value) >= below:
+        raise wrong(argument, f"be below 2**{below.bit_length() - 1}", value)
+    if at_most is not None and int(value) > at_most:
+        raise wrong(argument, f"be at most {at_most}, {of}", value)
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Begin the text of an error with the place where it happened."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        refused = ValueError if isinstance(error, ValueError) else TypeError
+        raise refused(f"{where}: {error}") from error
+
+
+def number(
+    argument: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Require a finite real number within the bounds that are given."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise wrong_type(argument, "be a number", kind(value))
+    if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
+        raise wrong(argument, "be finite", value)
+    if isinstance(value, int) and not -LARGEST_INT < value < LARGEST_INT:
+        raise wrong(argument, "be a float, or below 2**63 in magnitude", value)
+    if above is not None and value <= above:
+        raise wrong(argument, f"be above {above:g}", value)
+    if at_least is not None and value < at_least:
+        raise wrong(argument, f"be at least {at_least:g}", value)
+    if at_most is not None and value > at_most:
+        raise wrong(argument, f"be at most {at_most:g}", value)
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a copy of a state dict, which later steps of the optimizer do not change."""
+    rule = "be a state dict of this optimizer"
+    instance("state", state, Mapping, rule)
+    before = optimizer.state_dict()
+    try:
+        optimizer.load_state_dict(copy.deepcopy(dict(state)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        optimizer.load_state_dict(before)
+        raise wrong("state", rule, kind(state)) from error
+
+
+def generator(generator: object) -> None:
+    """Require a generator of PyTorch."""
+    instance("generator", generator, torch.Generator, "be a torch.Generator")
+
+
+def initial_generator(generator: torch.Generator | None) -> torch.device | None:
+    """Return the device of a generator of PyTorch, or None for the global one."""
+    instance("generator", generator, torch.Generator | None, "be a torch.Generator")
+    return None if generator is None else generator.device
+
+
+def images(images: object, *, any_dtype: bool = False) -> None:
+    """Require a batch of images, floating-point unless the trunk decides."""
+    floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
+    strided("images", images)
+    if isinstance(images, Tensor) and images.ndim == 4 and floating:
+        finite("images", images, sync=False)
+        return
+    got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
+    raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
+
+
+def height_and_width(argument: str, size: object) -> tuple[int, int]:
+    """Return a size in pixels as (height, width); it is given in this form or as one number."""
+    sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sizes) != 2:
+        raise wrong(argument, "be one number or (height, width)", kind(size))
+    for pixels in sizes:
+        count(argument, pixels)
+    return sizes
+
+
+def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
+    """Whether values can be read: not while compiling, nor inside a ``torch.func`` transform.
+
+    Without `sync`, they are read on the CPU only, to avoid a GPU synchronization.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    here = sync or all(tensor.device.type == "cpu" for tensor in tensors)
+    return here and not any(map(wrapped, tensors))
+
+
+def labels(
+    argument: str,
+    labels: Integer[Tensor, " batch"],
+    num_classes: int,
+    *,
+    size: int | None = None,
+    of: str = "",
+    sync: bool = True,
+) -> None:
+    """Require integer class labels in ``[0, num_classes)``, as many as the number `of` something.
+
+    Without `sync`, the range is checked on CPU tensors only, to avoid a GPU synchronization.
+    """
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.ndim != 1:
+        what = "integers" if isinstance(labels, Tensor) else "a tensor of integers"
+        raise wrong_type(argument, f"be {what} of shape (batch,)", kind(labels))
+    strided(argument, labels)
+    if size not in (None, len(labels)):
+        raise wrong(argument, f"have one entry for each of {size} {of}", len(labels))
+    if labels.numel() == 0 or not values_readable(labels, sync=sync):
+        return
+    dense(argument, labels)
+    lowest, highest = (int(bound) for bound in labels.aminmax())
+    if lowest < 0 or highest >= num_classes:
+        got = f"values from {lowest} to {highest}"
+        raise wrong(argument, f"lie in [0, {num_classes})", got)
+
+
+def integers(
+    argument: str, values: object, *, below: int | None = None, of: str = ""
+) -> Int64[np.ndarray, " samples"]:
+    """Copy integers of at least 0, and below the number `of` something, into an int64 array."""
+    given = entries(argument, values)
+    for position, value in enumerate(given):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise wrong_type(f"{argument}[{position}]", "be an integer", kind(value))
+    array = np.array(given, dtype=np.int64)
+    rule = "be at least 0" if below is None else f"lie in [0, {below}){of}"
+    if array.size and (array.min() < 0 or (below is not None and array.max() >= below)):
+        raise wrong(argument, rule, f"values from {array.min()} to {array.max()}")
+    return array
+
+
+def entries(argument: str, values: object) -> list[Any]:
+    """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
+    if isinstance(values, Tensor | np.ndarray):
+        if values.ndim != 1:
+            raise wrong(argument, "have shape (samples,)", tuple(values.shape))
+        return list(values.tolist())
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        return list(values)
+    raise wrong_type(argument, "be an array, a tensor or a sequence", kind(values))
+
+
+def divisor(argument: str, value: object) -> None:
+    """Require a number by which float32 numbers can be divided."""
+    limits = torch.finfo(torch.float32)
+    number(argument, value, above=0, at_least=limits.tiny, at_most=limits.max)
+
+
+def factor(argument: str, value: object, *, above: float | None = None) -> None:
+    """Require a factor of at least 0, or above a bound, within the range of float32."""
+    number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
+
+
+def floating(
+    argument: str, tensor: Any, rule: str = "be a floating-point tensor", ndim: int | None = None
+) -> None:
+    """Require a floating-point tensor; its numbers are not checked."""
+    floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
+    if not floating or ndim not in (None, tensor.ndim):
+        raise wrong_type(argument, rule, kind(tensor))
+
+
+def floats(argument: str, tensor: Any, ndim: int | None = None, shape: str = "") -> None:
+    """Require a dense floating-point tensor; on the CPU, with finite numbers."""
+    floating(argument, tensor, f"be a floating-point tensor {shape}".rstrip(), ndim)
+    strided(argument, tensor)
+    finite(argument, tensor, sync=False)
+
+
+def comparable(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
+    """Require the width and the device of another tensor, and that both or none are float64.
+
+    Other precisions may be mixed.
+    """
+    if tensor.shape[-1] != like.shape[-1]:
+        raise wrong(argument, f"have the width of `{other}`, {like.shape[-1]}", tensor.shape[-1])
+    if (tensor.dtype == torch.float64) != (like.dtype == torch.float64):
+        raise wrong_type(argument, f"have the dtype of `{other}`, {like.dtype}", tensor.dtype)
+    same_device(argument, tensor, like.device, f"the device of `{other}`,")
+
+
+def same_device(argument: str, tensor: Tensor, device: torch.device, of: str) -> None:
+    """Require a tensor on the device `of` something."""
+    if tensor.device != device:
+        raise wrong(argument, f"be on {of} {device}", tensor.device)
+
+
+def device(argument: str, tensor: Tensor, device: torch.device) -> None:
+    """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
+    if tensor.device not in (device, torch.device("cpu")):
+        raise wrong(argument, f"be on the device {device}", tensor.device)
+
+
+def strided(argument: str, tensor: object) -> None:
+    """Require that a tensor is not sparse; it may be on meta, where it has no numbers."""
+    if torch.compiler.is_compiling():  # a backward pass may not read the layout then
+        return
+    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
+        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor stores each of its numbers: not sparse, quantized, nested or on meta."""
+    elsewhere = tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return tensor.layout == torch.strided and not elsewhere
+
+
+def dense(argument: str, tensor: Tensor) -> None:
+    """Require a tensor that stores each of its numbers."""
+    if not is_dense(tensor):
+        got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
+        raise wrong_type(argument, "be a dense tensor with numbers", got)
+
+
+def finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
+    """Require finite numbers, by one sum and one synchronization.
+
+    Without `sync`, only CPU tensors are checked.
+    """
+    if not values_readable(tensor, sync=sync):
+        return
+    dense(argument, tensor)
+    if tensor.dtype.itemsize > 1 and bool(tensor.detach().sum().isfinite()):
+        return  # floats of one byte have no sum, and finite numbers may have an infinite one
+    if broken := int((~torch.isfinite(tensor)).sum()):
+        got = f"{broken} entries of {tensor.numel()} that are not"
+        raise wrong(argument, "be finite", got)
+
+
+def nonnegative(argument: str, numbers: Tensor) -> None:
+    """Require finite numbers of at least 0."""
+    refused = ~(torch.isfinite(numbers) & (numbers >= 0))
+    if bool(refused.any()):
+        raise wrong(argument, "be finite and at least 0", numbers[refused][0].item())
+
+
+def shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> None:
+    """Require a shape, which is that `of` something."""
+    if tensor.shape != torch.Size(shape):
+        rule = f"have the shape of {of} {tuple(shape)}" if of else f"have shape {tuple(shape)}"
+        raise wrong(argument, rule, tuple(tensor.shape))
+
+
+def tensor(
+    argument: str, tensor: Any, dtype: torch.dtype, sizes: Sequence[int], of: str = ""
+) -> None:
+    """Require a dtype and a shape, which are those `of` something."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
+        rule = f"be a tensor of {dtype}, as in {of}" if of else f"be a tensor of {dtype}"
+        raise wrong_type(argument, rule, kind(tensor))
+    strided(argument, tensor)
+    shape(argument, tensor, sizes, of)
+
+
+def real(argument: str, tensor: Any, rule: str, *, floating: bool = False) -> None:
+    """Require a dense tensor of real numbers: no complex numbers and no booleans."""
+    real = isinstance(tensor, Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
+    if not real or (floating and not tensor.is_floating_point()):
+        raise wrong_type(argument, rule, kind(tensor))
+    dense(argument, tensor)
+
+
+def table(
+    argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,), floating: bool = True
+) -> Tensor:
+    """Return a tensor without an empty axis in float64, on the CPU; numbers are not checked."""
+    noun = "floating-point tensor of shape" if floating else "tensor of real numbers"
+    real(argument, tensor, f"be a {noun} {shape}", floating=floating)
+    if tensor.ndim not in ndims or 0 in tensor.shape:
+        rule = f"have shape {shape} without an empty axis"
+        raise wrong(argument, rule, tuple(tensor.shape))
+    table: Tensor = tensor.detach().cpu().double()
+    return table
+
+
+def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
+    """Return a table of numbers in [0, 1], in float64 on the CPU."""
+    matrix = table(argument, tensor, shape)
+    inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
+    if not bool(inside.all()):
+        raise wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
+    return matrix
+
+
+def counts(argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,)) -> Tensor:
+    """Return a table of counts, which are finite, at least 0 and not empty, in float64."""
+    counts = table(argument, tensor, shape, ndims=ndims, floating=False)
+    nonnegative(argument, counts)
+    return counts
