@@ -1,6 +1,7 @@
 """Division of images: over clients, into training and test images, and a part of them."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -113,11 +114,35 @@ def _by_domain(
     return shards
 
 
+def pooled(data: ImageSet) -> Images:
+    """Return training and test images together."""
+    return Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
+
+
 def divided_anew(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
     """Pool training and test images, and hold out a share of each class and domain for testing."""
-    images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
+    images = pooled(data)
     tested = held_out(images.cells(len(data.class_names)), share, generator)
     return data._replace(train=images.at(~tested), test=images.at(tested))
+
+
+def split_shards(
+    shards: Sequence[Tensor], share: float, *, generator: np.random.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Split the images of each client, and return those for training and a share for testing.
+
+    Of two images or more, at least one is for testing; a single one is for training.
+    """
+    orders = [torch.from_numpy(generator.permutation(shard.numpy())) for shard in shards]
+    sizes = [min(len(shard) - 1, max(1, round(share * len(shard)))) for shard in shards]
+    parts = list(zip(orders, sizes, strict=True))
+    return [order[size:] for order, size in parts], [order[:size] for order, size in parts]
+
+
+def only_used(images: Images, parts: Sequence[Tensor]) -> tuple[Images, list[Tensor]]:
+    """Leave out images that no client has, and return the positions of each client's images."""
+    used = torch.cat(list(parts)).unique()
+    return images.at(used), [torch.searchsorted(used, part) for part in parts]
 
 
 def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:

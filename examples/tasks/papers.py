@@ -16,10 +16,11 @@ from tasks.sets.folders import DOMAINNET, OFFICE
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
+TESTS = ("mixes", "shares", "split")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
-MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
+MEASURES = ("full", "own", "worst", "pooled", "lowest", "highest", "clusters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +68,10 @@ class Setting:
         rounds: Number of rounds.
         rows: Rows of the table. Their figures are in percent, by column: "full", the mean over
             clients on all test images; "lowest" and "highest", of a client on all test images;
-            "own", on the client's own mix of classes and domains; "worst", the lowest of these;
-            "clusters", the share of test images whose superclass is the most frequent one of their
-            group; or the name of a domain, the mean over its clients on their own mixes.
+            "own", on the client's own tests; "worst", the lowest of these; "pooled", the accuracy
+            on all own test images together; "clusters", the share of test images whose superclass
+            is the most frequent one of their group; or the name of a domain, the mean over its
+            clients on their own tests.
         choices: Choices where the paper leaves something open, one sentence each.
         optimizer_values: Arguments of SGD other than the learning rate, which each row has.
         epochs: Number of epochs of a client in a round.
@@ -84,6 +86,9 @@ class Setting:
         test_share: Share of each class that is held out as test images before the division, after
             the training and test images of the data set are pooled. If None, the test images are
             those of the data set.
+        tests: Own tests of a client: "mixes", all test images, weighted by its mix of classes and
+            domains; "shares", its share of the test images of each class and domain, as large as
+            that of the training images; "split", a share `test_share` of its own images.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Setting:
     num_features: int | None = None
     last_rounds: int = 1
     test_share: float | None = None
+    tests: str = "mixes"
 
     def of(self, row: Row) -> "Setting":
         """Return the setting that a row changes, without its rows."""
@@ -208,6 +214,8 @@ def _setting(values: dict[str, Any]) -> Setting:
         raise ValueError(f"{where}: {error}") from error
     if made.partition.kind not in KINDS:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
+    if made.tests not in TESTS or (made.tests == "split" and made.test_share is None):
+        raise ValueError(f"{where}: `tests` must be among {TESTS}; got {made.tests!r}.")
     for row, family in rows:
         here = f"{where}, row {row.title!r}"
         if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):

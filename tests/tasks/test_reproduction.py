@@ -4,19 +4,21 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
-from fedprompt.methods import METHODS
+from fedprompt.methods import METHODS, Setting
 from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine, Trial
-from tasks.division import fewer
+from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
 from tasks.pipeline import flipped
@@ -118,6 +120,44 @@ def test_a_trial_has_the_recipe_of_its_setting():
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
     assert made.augment is flipped
+
+
+def test_worst_clients_of_sgpt_are_lower_on_their_own_test_images_than_by_mix():
+    """CIFAR-100: 100 clients of 50 classes, one model with class accuracies of mean .866."""
+    rng, labels = np.random.default_rng(0), torch.arange(60000) % 100
+    right = torch.from_numpy(rng.random(10000) < rng.normal(0.866, 0.05, 100)[labels[:10000]])
+    drawn = {"num_clients": 100, "generator": rng}
+    shards = divide(SETTINGS["sgpt-1-cifar100-s50"].partition, labels[10000:], labels, **drawn)
+    train = Images(torch.zeros(50000, 1), labels[10000:], torch.zeros(50000, dtype=torch.int64))
+    test = Images((labels[:10000] + ~right)[:, None] % 100, labels[:10000], train.domains[:10000])
+    budget = {"rounds": 1, "steps": 1, "cohort_size": 1, "batch_size": 1, "seed": 0}
+    run = Setting(clients=range(100), num_classes=100, public=train.pixels[:0], **budget)
+    trial = Trial.of(run, train, test, shards)
+    own = trial.divided_tests(rng)
+    assert sorted(torch.cat(own.own).tolist()) == list(range(10000))
+    method = fp.Method(print, fp.averaging_server({}), lambda *_: lambda x: F.one_hot(x[:, 0], 100))
+    now = fp.Round(0, method.server.state, {})
+    mix, one = (figures.measure(method, t, now, shared=True, newcomers=()) for t in (trial, own))
+    assert one["own"] == pytest.approx(mix["own"], abs=0.005)
+    assert one["worst"] < mix["worst"] - 0.05
+
+
+def test_a_share_of_the_images_of_each_client_is_for_testing():
+    sides = (
+        Images(torch.arange(begin, end), torch.arange(end - begin) % 10, torch.zeros(end - begin))
+        for begin, end in [(0, 140), (140, 200)]
+    )
+    data = ImageSet("cifar10", *sides, tuple("0123456789"))
+    setting = replace(SETTINGS["fedl2g-1-cifar10-pathological"], num_clients=5)
+    made, shards, own = reproduction.over_clients(setting, data, np.random.default_rng(0))
+    drawn = {"num_clients": 5, "generator": np.random.default_rng(0)}
+    labels = torch.cat([made.labels for made in (data.train, data.test)])
+    for shard, train, test in zip(
+        divide(setting.partition, labels, labels, **drawn), shards, own, strict=True
+    ):
+        assert len(test) == round(len(shard) / 4)
+        both = torch.cat([made.train.pixels[train], made.test.pixels[test]])
+        assert torch.equal(both.sort().values, shard)
 
 
 def pixel_trunk(width):
