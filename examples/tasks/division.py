@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from tasks.core import Images, held_out
+from tasks.core import Images
 from tasks.papers import Partition
 from tasks.sets.readers import ImageSet
 
@@ -114,18 +114,6 @@ def _by_domain(
     return shards
 
 
-def pooled(data: ImageSet) -> Images:
-    """Return training and test images together."""
-    return Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
-
-
-def divided_anew(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
-    """Pool training and test images, and hold out a share of each class and domain for testing."""
-    images = pooled(data)
-    tested = held_out(images.cells(len(data.class_names)), share, generator)
-    return data._replace(train=images.at(~tested), test=images.at(tested))
-
-
 def split_shards(
     shards: Sequence[Tensor], share: float, *, generator: np.random.Generator
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -133,10 +121,13 @@ def split_shards(
 
     Of two images or more, at least one is for testing; a single one is for training.
     """
-    orders = [torch.from_numpy(generator.permutation(shard.numpy())) for shard in shards]
-    sizes = [min(len(shard) - 1, max(1, round(share * len(shard)))) for shard in shards]
-    parts = list(zip(orders, sizes, strict=True))
-    return [order[size:] for order, size in parts], [order[:size] for order, size in parts]
+    train, test = [], []
+    for shard in shards:
+        size = min(len(shard) - 1, max(1, round(share * len(shard))))
+        order = torch.from_numpy(generator.permutation(shard.numpy()))
+        test.append(order[:size])
+        train.append(order[size:])
+    return train, test
 
 
 def only_used(images: Images, parts: Sequence[Tensor]) -> tuple[Images, list[Tensor]]:

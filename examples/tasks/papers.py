@@ -16,7 +16,6 @@ from tasks.sets.folders import DOMAINNET, OFFICE
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
-TESTS = ("mixes", "shares", "split")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
@@ -83,12 +82,12 @@ class Setting:
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
         last_rounds: Number of last rounds whose accuracies are averaged.
-        test_share: Share of each class that is held out as test images before the division, after
-            the training and test images of the data set are pooled. If None, the test images are
-            those of the data set.
-        tests: Own tests of a client: "mixes", all test images, weighted by its mix of classes and
-            domains; "shares", its share of the test images of each class and domain, as large as
-            that of the training images; "split", a share `test_share` of its own images.
+        test_share: Share of each client's images that are its own test images, after the training
+            and test images of the data set are pooled. If None, the test images are those of the
+            data set.
+        own_tests: Whether a client is tested on its share of the test images of each class and
+            domain, as large as its share of the training images. If not, and if `test_share` is
+            None, a client is tested on all test images, weighted by its mix of classes and domains.
     """
 
     name: str
@@ -112,7 +111,7 @@ class Setting:
     num_features: int | None = None
     last_rounds: int = 1
     test_share: float | None = None
-    tests: str = "mixes"
+    own_tests: bool = False
 
     def of(self, row: Row) -> "Setting":
         """Return the setting that a row changes, without its rows."""
@@ -214,8 +213,6 @@ def _setting(values: dict[str, Any]) -> Setting:
         raise ValueError(f"{where}: {error}") from error
     if made.partition.kind not in KINDS:
         raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
-    if made.tests not in TESTS or (made.tests == "split" and made.test_share is None):
-        raise ValueError(f"{where}: `tests` must be among {TESTS}; got {made.tests!r}.")
     for row, family in rows:
         here = f"{where}, row {row.title!r}"
         if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):

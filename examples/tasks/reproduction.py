@@ -19,8 +19,8 @@ from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.borders import PART, BorderedModel, PiecewiseModel
 from tasks.clusters import cluster_accuracy
-from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
-from tasks.division import divide, divided_anew, fewer, only_used, pooled, split_shards
+from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial
+from tasks.division import divide, fewer, only_used, split_shards
 from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.networks import Convolutional
 from tasks.pipeline import Preparation, flipped, prepared_trunk
@@ -132,26 +132,25 @@ def divided(
     pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     trial = Trial.of(run, train, test, shards, domain_names=data.domain_names)
-    return trial.divided_tests(rng) if setting.tests == "shares" else trial._replace(own=own)
+    return trial.divided_tests(rng) if setting.own_tests else trial._replace(own=own)
 
 
 def over_clients(
     setting: papers.Setting, data: ImageSet, rng: np.random.Generator
 ) -> tuple[ImageSet, list[Tensor], list[Tensor] | None]:
-    """Return the images with the training images of each client, and a split's test images."""
-    split, own = setting.tests == "split", None
-    if split:
-        data = data._replace(train=pooled(data))
-    elif setting.test_share is not None:
-        data = divided_anew(data, setting.test_share, generator=rng)
+    """Return images, and the training images and held-out images of each client among them."""
+    share, own = setting.test_share, None
+    if share is not None:
+        pairs = zip(data.train, data.test, strict=True)
+        data = data._replace(train=Images(*map(torch.cat, pairs)))
     train = data.train
     how = {"num_clients": setting.num_clients, "generator": rng}
     shards = divide(setting.partition, train.labels, train.domains, **how)
-    if split:
-        shards, own = split_shards(shards, setting.test_share, generator=rng)
+    if share is not None:
+        shards, own = split_shards(shards, share, generator=rng)
         test, own = only_used(train, own)
         data = data._replace(test=test)
-    if split or setting.family == "CLIP":  # whose tokens are computed once, of used images
+    if share is not None or setting.family == "CLIP":  # whose tokens are computed once
         train, shards = only_used(train, shards)
     return data._replace(train=train), shards, own
 
@@ -237,8 +236,7 @@ def task(paper: str) -> Task:
     title = next(iter(settings.values())).source.partition(" (")[0]
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
-    mixes = all(setting.tests == "mixes" for setting in settings.values())
-    own = {} if mixes else {"own": "own tests"}
+    own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
     return Task(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},

@@ -21,14 +21,7 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._checks as check
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import (
-    Federation,
-    Inputs,
-    Setting,
-    check_inputs,
-    positions,
-    take_step,
-)
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned, take_step
 from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["Figures", "HeldOut", "counted_passes", "evaluate"]
@@ -87,7 +80,7 @@ class HeldOut:
             check.instance("own", self.own, Mapping, "map ids of clients to positions")
             if self.mixes is not None:
                 raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
-            own = {c: positions("own", c, given, size) for c, given in self.own.items()}
+            own = {c: owned("own", c, given, size) for c, given in self.own.items()}
             object.__setattr__(self, "own", own)
         if isinstance(self.mixes, Mapping):
             self._check_mixes(self.mixes)
@@ -104,16 +97,14 @@ class HeldOut:
         return self.own is not None or self.mixes is not None
 
     def _check_mixes(self, mixes: Mapping[int, Tensor]) -> None:
-        for client, mix in mixes.items():
-            _check_mix(f"mixes[{client}]", mix)
-        sizes = [len(mix) for mix in mixes.values()]
-        for client, mix in mixes.items():
-            if len(mix) != sizes[0]:
-                raise check.wrong(f"mixes[{client}]", f"have {sizes[0]} cells", check.kind(mix))
         name = "labels" if self.cells is None else "cells"
-        size = len(self.labels)
-        for cells in sizes[:1]:
-            check.labels(name, getattr(self, name), cells, size=size, of="inputs")
+        for first in list(mixes.values())[:1]:
+            for client, mix in mixes.items():
+                check.counts(f"mixes[{client}]", mix, "(cells,)", ndims=(1,))
+                check.shape(f"mixes[{client}]", mix, first.shape)
+                check.some(f"mixes[{client}]", mix.any(), "count at least one input")
+            size = len(self.labels)
+            check.labels(name, getattr(self, name), len(first), size=size, of="inputs")
 
 
 class Figures(dict[str, float]):
@@ -399,13 +390,11 @@ class _Run:
 
     def own(self, client: int, classes: Tensor) -> dict[str, float]:
         """Measure a client on its own tests, if it has any, and count them."""
-        if client in self.tests.own:
-            size = len(self.tests.own[client])
-        elif client in self.tests.mixes:
-            size = len(self.federation.shards[client])
-        else:
+        tests = self.tests
+        if not (client in tests.own or client in tests.mixes):
             return {}
-        return {"own": self.tests.accuracy(classes, client), "size": size}
+        size = len(tests.own.get(client, self.federation.shards[client]))
+        return {"own": tests.accuracy(classes, client), "size": size}
 
     def newcomers(self, clients: Sequence[int], steps: int, learning_rate: float) -> Figures:
         """Measure newcomers on their own tests, before and after training."""
@@ -419,7 +408,7 @@ class _Run:
             return found
 
         found = self.of_each(clients, measured)
-        names = ("received", "after")[: 1 + bool(steps)] if clients else ()
+        names = found[clients[0]] if clients else ()
         total = {name: sum(figures[name] for figures in found.values()) for name in names}
         return Figures({name: total[name] / len(clients) for name in names}, found)
 
@@ -459,15 +448,6 @@ def _own_figures(clients: Sequence[Mapping[str, float]]) -> dict[str, float]:
     matrix = torch.tensor([own], dtype=torch.float64)
     pooled = fp.metrics.pooled_local_accuracy(matrix, torch.tensor(sizes))
     return {"own": sum(own) / len(own), "worst": min(own), "pooled": pooled}
-
-
-def _check_mix(argument: str, mix: object) -> None:
-    rule = "be a tensor of one number for each cell"
-    if not isinstance(mix, Tensor) or mix.ndim != 1:
-        raise check.wrong_type(argument, rule, check.kind(mix))
-    sizes = mix.double()
-    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
-        raise check.wrong(argument, "be finite, at least 0 and not all 0", check.kind(mix))
 
 
 def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[int]:

@@ -47,7 +47,7 @@ __all__ = [
     "check_inputs",
     "fedavg_client",
     "known_rows",
-    "positions",
+    "owned",
     "prototypes",
     "take_step",
     "tuned_trunk",
@@ -362,7 +362,7 @@ class Federation:
         size = len(self.inputs)
         check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
         check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
-        shards = {c: positions("shards", c, shard, size) for c, shard in self.shards.items()}
+        shards = {c: owned("shards", c, shard, size) for c, shard in self.shards.items()}
         object.__setattr__(self, "shards", shards)
 
     def data(self, client: int, server_round: int) -> ClientData:
@@ -384,7 +384,7 @@ def check_inputs(argument: str, inputs: object) -> None:
         raise check.wrong_type(argument, rule, check.kind(inputs))
 
 
-def positions(
+def owned(
     argument: str, client: int, shard: Tensor | np.ndarray, size: int
 ) -> Int[Tensor, "shard"]:
     """Require at least one position of a client among `size` inputs, and copy them."""

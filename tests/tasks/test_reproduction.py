@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 import compare
 import fedprompt as fp
@@ -38,6 +37,7 @@ FREE = ("tiny-imagenet", *COOP)
 FAST = ("sgpt-2-office-caltech10", "fedl2g-2-htfe3")
 DEVICE = ("fedhpl-1-svhn-iid", "sgpt-4-cifar100-s10", "fedl2g-2-htfe2", "fedotp-1-dtd")
 SIDE = 6
+SERVER = fp.averaging_server({})
 
 
 def small(setting, root, rows):
@@ -122,39 +122,39 @@ def test_a_trial_has_the_recipe_of_its_setting():
     assert made.augment is flipped
 
 
+def numbered(labels):
+    return Images(torch.arange(len(labels)), labels, torch.zeros(len(labels), dtype=torch.int64))
+
+
 def test_worst_clients_of_sgpt_are_lower_on_their_own_test_images_than_by_mix():
-    """CIFAR-100: 100 clients of 50 classes, one model with class accuracies of mean .866."""
+    """CIFAR-100: 100 clients of 50 classes, and one model whose classes differ in accuracy."""
     rng, labels = np.random.default_rng(0), torch.arange(60000) % 100
-    right = torch.from_numpy(rng.random(10000) < rng.normal(0.866, 0.05, 100)[labels[:10000]])
-    drawn = {"num_clients": 100, "generator": rng}
-    shards = divide(SETTINGS["sgpt-1-cifar100-s50"].partition, labels[10000:], labels, **drawn)
-    train = Images(torch.zeros(50000, 1), labels[10000:], torch.zeros(50000, dtype=torch.int64))
-    test = Images((labels[:10000] + ~right)[:, None] % 100, labels[:10000], train.domains[:10000])
+    train, test = map(numbered, labels.split([50000, 10000]))
+    accuracy = rng.normal(0.866, 0.05, 100)[test.labels.numpy()]
+    guesses = test.labels + torch.from_numpy(rng.random(10000) > accuracy)
+    parts, clients = SETTINGS["sgpt-1-cifar100-s50"].partition, {"num_clients": 100}
+    shards = divide(parts, train.labels, train.domains, **clients, generator=rng)
     budget = {"rounds": 1, "steps": 1, "cohort_size": 1, "batch_size": 1, "seed": 0}
-    run = Setting(clients=range(100), num_classes=100, public=train.pixels[:0], **budget)
-    trial = Trial.of(run, train, test, shards)
-    own = trial.divided_tests(rng)
-    assert sorted(torch.cat(own.own).tolist()) == list(range(10000))
-    method = fp.Method(print, fp.averaging_server({}), lambda *_: lambda x: F.one_hot(x[:, 0], 100))
-    now = fp.Round(0, method.server.state, {})
-    mix, one = (figures.measure(method, t, now, shared=True, newcomers=()) for t in (trial, own))
-    assert one["own"] == pytest.approx(mix["own"], abs=0.005)
-    assert one["worst"] < mix["worst"] - 0.05
+    made = Setting(clients=range(100), num_classes=100, public=train.pixels[:0], **budget)
+    mixes = Trial.of(made, train, test, shards)
+    own = mixes.divided_tests(rng)
+    assert torch.equal(torch.cat(own.own).sort().values, torch.arange(10000))
+    one = fp.Method(print, SERVER, lambda *all: lambda x: torch.eye(101)[guesses[x], :100])
+    mix, mine = (figures.measure(one, t, fp.Round(0, {}, {}), shared=True) for t in (mixes, own))
+    assert mine["own"] == pytest.approx(mix["own"], abs=0.002)
+    assert mine["worst"] < mix["worst"] - 0.06
 
 
-def test_a_share_of_the_images_of_each_client_is_for_testing():
-    sides = (
-        Images(torch.arange(begin, end), torch.arange(end - begin) % 10, torch.zeros(end - begin))
-        for begin, end in [(0, 140), (140, 200)]
-    )
+def test_a_quarter_of_the_images_of_each_client_is_for_testing():
+    labels, how = torch.arange(200) % 10, {"num_clients": 5}
+    setting = replace(SETTINGS["fedl2g-1-cifar10-pathological"], **how)
+    everything = numbered(labels)
+    sides = (everything.at(part) for part in torch.arange(200).split([140, 60]))
     data = ImageSet("cifar10", *sides, tuple("0123456789"))
-    setting = replace(SETTINGS["fedl2g-1-cifar10-pathological"], num_clients=5)
-    made, shards, own = reproduction.over_clients(setting, data, np.random.default_rng(0))
-    drawn = {"num_clients": 5, "generator": np.random.default_rng(0)}
-    labels = torch.cat([made.labels for made in (data.train, data.test)])
-    for shard, train, test in zip(
-        divide(setting.partition, labels, labels, **drawn), shards, own, strict=True
-    ):
+    made, *parts = reproduction.over_clients(setting, data, np.random.default_rng(0))
+    how["generator"] = np.random.default_rng(0)
+    shards = divide(setting.partition, labels, everything.domains, **how)
+    for shard, train, test in zip(shards, *parts, strict=True):
         assert len(test) == round(len(shard) / 4)
         both = torch.cat([made.train.pixels[train], made.test.pixels[test]])
         assert torch.equal(both.sort().values, shard)
