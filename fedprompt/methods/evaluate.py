@@ -115,6 +115,12 @@ class Figures(dict[str, float]):
             `balanced`, `macro_f1` and `trained`, and `participated`, which is 1 if it ever trained.
             With `own` or `mixes` it also has `own`, and `size`, its weight in `pooled`. A newcomer
             has `received`, and `after` if it trains.
+
+    Example:
+        >>> from fedprompt.methods import Figures
+        >>> found = Figures({"full": 0.75}, {0: {"full": 0.5}, 1: {"full": 1.0}})
+        >>> found["full"], found.clients[1]["full"]
+        (0.75, 1.0)
     """
 
     def __init__(
@@ -332,7 +338,7 @@ class _Tests:
     def over_classes(self, classes: Tensor) -> dict[str, float]:
         """Compute means over classes."""
         number = self.setting.num_classes + 1  # the last has no samples
-        table = fp.selection.contingency_table(classes, self.labels, number, number)
+        table = fp.metrics.contingency_table(classes, self.labels, number, number)
         present = int((table.sum(0) + table.sum(1) > 0).sum())
         others = present - int(table[-1].any())  # NaN is an error, and not a class of the mean
         return {

@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from fedprompt.methods import Federation, HeldOut, Setting, counted_passes, evaluate
+from fedprompt.methods import Federation, Figures, HeldOut, Setting, counted_passes, evaluate
 from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 0, 1, 2])
@@ -55,7 +55,7 @@ def test_clients_with_unlike_tests_have_the_figures_of_their_own_tests_by_hand()
     assert (found["worst"], found["pooled"]) == (0, (2 + 0) / (3 + 1))
     assert (found["full"], found["lowest"], found["highest"]) == ((2 / 4 + 3 / 4) / 2, 2 / 4, 3 / 4)
     assert (found["received"], found["participated"]) == (pytest.approx(1 / 3), 1)
-    assert list(found.clients) == [0, 1, 2]
+    assert (type(found), list(found.clients)) == (Figures, [0, 1, 2])
     first, second, newcomer = found.clients.values()
     assert (first["full"], first["own"], first["size"]) == (2 / 4, pytest.approx(2 / 3), 3)
     assert (second["full"], second["own"], second["size"]) == (3 / 4, 0, 1)
