@@ -490,12 +490,11 @@ def _tests(federation: Federation, held_out: HeldOut, clients: Sequence[int]) ->
     check.labels("held_out.labels", labels, setting.num_classes)
     if mixes == "classes":
         mixes = {client: federation.data(client, 0).class_counts for client in clients}
-    given = {"mixes": mixes} if held_out.own is None else {"own": held_out.own}
-    for name, tests in given.items():
-        missing = [client for client in clients if tests is not None and client not in tests]
-        if missing:
-            rule = "have all clients that are tested"
-            raise check.wrong(f"held_out.{name}", rule, f"none for {missing}")
+    tests = mixes if held_out.own is None else held_out.own
+    missing = [client for client in clients if tests is not None and client not in tests]
+    if missing:
+        rule = "have tests of all clients that are tested"
+        raise check.wrong("held_out", rule, f"none of {missing}")
     mixes = {} if mixes is None else mixes
     num_cells = len(next(iter(mixes.values()), torch.empty(setting.num_classes)))
     cells = labels if held_out.cells is None else held_out.cells.cpu()

@@ -271,8 +271,8 @@ call(held_out=3) -> TypeError: `held_out` must be a HeldOut; got 3
 call(labels=LABELS) -> ValueError: `labels` must be given to HeldOut
 call(held_out=HeldOut(TESTS, LABELS + 1)) -> ValueError: `held_out.labels` must lie in [0, 3)
 call(held_out=HeldOut(TESTS[:2], LABELS[:2], mixes="classes")) -> ValueError: none of client 1
-call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none for [1, 2]
-call(held_out=owned([0], [1])) -> ValueError: `held_out.own` must have all clients
+call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none of [1, 2]
+call(held_out=owned([0], [1])) -> ValueError: `held_out` must have tests of all clients
 call(held_out=held(), newcomers=[2]) -> ValueError: `own` or `mixes` for `newcomers`
 call(held_out=held(), domains={'a': [0]}) -> ValueError: `mixes` for `domains`; got neither
 call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
