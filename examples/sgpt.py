@@ -89,7 +89,7 @@ def main() -> None:
         accuracy = federation.accuracy(predict)
         bar.write(f"round {server_round + 1}: {100 * accuracy:.1f} %")
     chosen = selector(query_of(trunk, federation.test_images)).indices
-    table = fp.selection.contingency_table(chosen, federation.test_labels, NUM_GROUPS, 10)
+    table = fp.metrics.contingency_table(chosen, federation.test_labels, NUM_GROUPS, 10)
     health = fp.selection.selection_health(table)
     print(
         f"One model recognizes {100 * accuracy:.1f} % of all digits; no client has more than two. "

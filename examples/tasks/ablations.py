@@ -174,7 +174,7 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     batches, num_groups = trial.test.split(256), len(model.selector.keys)
     chosen = [model.selector(model.query(batch)).indices for batch in batches]
     found = torch.cat(chosen), domains, num_groups, 1 + int(domains.max())
-    table = fp.selection.contingency_table(*found).float()
+    table = fp.metrics.contingency_table(*found).float()
     used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
     shares = used.amax(1) / used.sum(1)
     pairs = list(zip(batches, chosen, strict=True))

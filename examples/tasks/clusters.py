@@ -36,5 +36,5 @@ def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
     """Return the share of the images whose kind is the most frequent one of their group."""
     sizes = int(groups.max()) + 1, int(kinds.max()) + 1
-    table = fp.selection.contingency_table(groups, kinds, *sizes)
+    table = fp.metrics.contingency_table(groups, kinds, *sizes)
     return fp.selection.selection_health(table)["purity"]

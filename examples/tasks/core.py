@@ -100,6 +100,8 @@ class Trial(NamedTuple):
         mixes: Number of training inputs of each client in each cell, (clients, cells).
         newcomers: Ids of the clients that never train.
         domain_names: Names of the domains.
+        own: Positions of each client's test inputs. A client without any is not tested. If None,
+            clients are tested on all test inputs, weighted by their mixes.
     """
 
     setting: Setting
@@ -109,6 +111,12 @@ class Trial(NamedTuple):
     mixes: Tensor
     newcomers: Sequence[int] = ()
     domain_names: Sequence[str] = ("",)
+    own: Sequence[Tensor] | None = None
+
+    @property
+    def tested(self) -> list[int]:
+        """Clients that are tested."""
+        return [c for c in self.setting.clients if self.own is None or len(self.own[c])]
 
     @staticmethod
     def of(
@@ -127,6 +135,13 @@ class Trial(NamedTuple):
         federation = EpochFederation(setting, train.pixels, train.labels, owned)
         return Trial(setting, federation, test.pixels, test_cells, mixes, newcomers, domain_names)
 
+    def divided_tests(self, generator: np.random.Generator) -> "Trial":
+        """Divide the test inputs of each cell over the clients, as its training inputs are."""
+        shares = (self.mixes / self.mixes.sum(0).clamp(min=1).double()).numpy()
+        drawn = {"min_size": 0, "generator": generator}
+        parts = fp.data.allocate(self.test_cells, shares, **drawn)
+        return self._replace(own=list(map(torch.from_numpy, parts)))
+
     def shrunk(self, share: float) -> "Trial":
         """Return the trial with a share of its rounds, steps and images, and the same clients."""
         if share == 1:
@@ -135,9 +150,10 @@ class Trial(NamedTuple):
         setting, shards = replace(self.setting, **few), self.federation.shards
         shards = {c: part[: max(20, math.ceil(share * len(part)))] for c, part in shards.items()}
         federation = replace(self.federation, setting=setting, shards=shards)
-        first = slice(max(60, math.ceil(share * len(self.test))))
-        test = {"test": self.test[first], "test_cells": self.test_cells[first]}
-        return self._replace(setting=setting, federation=federation, **test)
+        size = max(60, math.ceil(share * len(self.test)))
+        test = {"test": self.test[:size], "test_cells": self.test_cells[:size]}
+        own = None if self.own is None else [part[part < size] for part in self.own]
+        return self._replace(setting=setting, federation=federation, own=own, **test)
 
     def on(self, device: str) -> "Trial":
         """Return the trial with its models and public inputs on a device, where batches go, too."""

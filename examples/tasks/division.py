@@ -1,6 +1,7 @@
 """Division of images: over clients, into training and test images, and a part of them."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from tasks.core import Images, held_out
+from tasks.core import Images
 from tasks.papers import Partition
 from tasks.sets.readers import ImageSet
 
@@ -129,11 +130,26 @@ def _by_domain(
     return shards
 
 
-def divided_anew(data: ImageSet, share: float, *, generator: np.random.Generator) -> ImageSet:
-    """Pool training and test images, and hold out a share of each class and domain for testing."""
-    images = Images(*(torch.cat(pair) for pair in zip(data.train, data.test, strict=True)))
-    tested = held_out(images.cells(len(data.class_names)), share, generator)
-    return data._replace(train=images.at(~tested), test=images.at(tested))
+def split_shards(
+    shards: Sequence[Tensor], share: float, *, generator: np.random.Generator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Split the images of each client, and return those for training and a share for testing.
+
+    Of two images or more, at least one is for testing; a single one is for training.
+    """
+    train, test = [], []
+    for shard in shards:
+        size = min(len(shard) - 1, max(1, round(share * len(shard))))
+        order = torch.from_numpy(generator.permutation(shard.numpy()))
+        test.append(order[:size])
+        train.append(order[size:])
+    return train, test
+
+
+def only_used(images: Images, parts: Sequence[Tensor]) -> tuple[Images, list[Tensor]]:
+    """Leave out images that no client has, and return the positions of each client's images."""
+    used = torch.cat(list(parts)).unique()
+    return images.at(used), [torch.searchsorted(used, part) for part in parts]
 
 
 def fewer(data: ImageSet, share: float, num_clients: int) -> ImageSet:

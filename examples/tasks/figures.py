@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import trange
 
 import fedprompt as fp
-from fedprompt.methods import counted_passes, evaluate
+from fedprompt.methods import HeldOut, counted_passes, evaluate
 from tasks import ranks
 from tasks.core import Trial
 
@@ -48,6 +48,7 @@ def run(
     counted = fp.rounds.counted(with_passes(method, passes), ledger)
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
+    common["clients"] = trial.tested
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
     hidden = ranks.rank() > 0 or parent_process() is not None
     for number in trange(1, setting.rounds + 1, unit="round", leave=False, disable=hidden):
@@ -106,22 +107,19 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
 
 def measure(method: fp.Method, trial: Trial, now: fp.Round, **options: Any) -> dict[str, float]:
     """Measure the accuracy of clients after a round; each rank measures its own."""
-    return evaluate(
-        method,
-        trial.federation,
-        now,
-        trial.test,
-        trial.test_cells % trial.setting.num_classes,
-        mixes=dict(enumerate(trial.mixes)),
-        cells=trial.test_cells,
-        **options,
-    )
+    classes = trial.test_cells % trial.setting.num_classes
+    if trial.own is None:
+        tests = {"mixes": dict(enumerate(trial.mixes)), "cells": trial.test_cells}
+    else:
+        tests = {"own": {client: trial.own[client] for client in trial.tested}}
+    held_out = HeldOut(trial.test, classes, **tests)
+    return evaluate(method, trial.federation, now, held_out, **options)
 
 
 def clients_by_domain(trial: Trial) -> dict[str, list[int]]:
     """Return the clients of each domain, in which they have most of their inputs."""
     names, found = trial.domain_names, {}
-    for client in trial.setting.clients if len(names) > 1 else ():
+    for client in trial.tested if len(names) > 1 else ():
         domain = int(trial.mixes[client].reshape(len(names), -1).sum(1).argmax())
         found.setdefault(names[domain], []).append(client)
     return found

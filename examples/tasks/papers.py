@@ -19,7 +19,7 @@ KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
-MEASURES = ("full", "own", "worst", "lowest", "highest", "clusters")
+MEASURES = ("full", "own", "worst", "pooled", "lowest", "highest", "clusters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +72,10 @@ class Setting:
         rounds: Number of rounds.
         rows: Rows of the table. Their figures are in percent, by column: "full", the mean over
             clients on all test images; "lowest" and "highest", of a client on all test images;
-            "own", on the client's own mix of classes and domains; "worst", the lowest of these;
-            "clusters", the share of test images whose superclass is the most frequent one of their
-            group; or the name of a domain, the mean over its clients on their own mixes.
+            "own", on the client's own tests; "worst", the lowest of these; "pooled", the accuracy
+            on all own test images together; "clusters", the share of test images whose superclass
+            is the most frequent one of their group; or the name of a domain, the mean over its
+            clients on their own tests.
         choices: Choices where the paper leaves something open, one sentence each.
         optimizer_values: Arguments of SGD other than the learning rate, which each row has.
         epochs: Number of epochs of a client in a round.
@@ -86,9 +87,12 @@ class Setting:
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
         last_rounds: Number of last rounds whose accuracies are averaged.
-        test_share: Share of each class that is held out as test images before the division, after
-            the training and test images of the data set are pooled. If None, the test images are
-            those of the data set.
+        test_share: Share of each client's images that are its own test images, after the training
+            and test images of the data set are pooled. If None, the test images are those of the
+            data set.
+        own_tests: Whether a client is tested on its share of the test images of each class and
+            domain, as large as its share of the training images. If not, and if `test_share` is
+            None, a client is tested on all test images, weighted by its mix of classes and domains.
     """
 
     name: str
@@ -112,6 +116,7 @@ class Setting:
     num_features: int | None = None
     last_rounds: int = 1
     test_share: float | None = None
+    own_tests: bool = False
 
     def of(self, row: Row) -> "Setting":
         """Return the setting that a row changes, without its rows."""

@@ -19,8 +19,8 @@ from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.borders import PART, BorderedModel, PiecewiseModel
 from tasks.clusters import cluster_accuracy
-from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
-from tasks.division import divide, divided_anew, fewer
+from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial
+from tasks.division import divide, fewer, only_used, split_shards
 from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.networks import Convolutional
 from tasks.pipeline import Preparation, flipped, prepared_trunk
@@ -119,16 +119,8 @@ def divided(
         setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
         data = fewer(data, machine.shrink, setting.num_clients)
     rng = np.random.default_rng(seed)
-    if setting.test_share is not None:
-        data = divided_anew(data, setting.test_share, generator=rng)
+    data, shards, own = over_clients(setting, data, rng)
     train, test = data.train, data.test
-    how = {"num_clients": setting.num_clients, "generator": rng}
-    shards = divide(setting.partition, train.labels, train.domains, **how)
-    if setting.family == "CLIP":  # whose tokens are computed once, of the images that clients have
-        used = torch.cat(shards).unique()
-        shards = [torch.searchsorted(used, shard) for shard in shards]
-        train = train.at(used)
-    data = data._replace(train=train)
     fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
         run, sides = _clip(setting, data, fields, row.entry.inputs, backbones)
@@ -139,7 +131,28 @@ def divided(
     run = replace(run, public=sides[0][spread])
     pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
-    return Trial.of(run, train, test, shards, domain_names=data.domain_names)
+    trial = Trial.of(run, train, test, shards, domain_names=data.domain_names)
+    return trial.divided_tests(rng) if setting.own_tests else trial._replace(own=own)
+
+
+def over_clients(
+    setting: papers.Setting, data: ImageSet, rng: np.random.Generator
+) -> tuple[ImageSet, list[Tensor], list[Tensor] | None]:
+    """Return images, and the training images and held-out images of each client among them."""
+    share, own = setting.test_share, None
+    if share is not None:
+        pairs = zip(data.train, data.test, strict=True)
+        data = data._replace(train=Images(*map(torch.cat, pairs)))
+    train = data.train
+    how = {"num_clients": setting.num_clients, "generator": rng}
+    shards = divide(setting.partition, train.labels, train.domains, **how)
+    if share is not None:
+        shards, own = split_shards(shards, share, generator=rng)
+        test, own = only_used(train, own)
+        data = data._replace(test=test)
+    if share is not None or setting.family == "CLIP":  # whose tokens are computed once
+        train, shards = only_used(train, shards)
+    return data._replace(train=train), shards, own
 
 
 def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
@@ -223,13 +236,14 @@ def task(paper: str) -> Task:
     title = next(iter(settings.values())).source.partition(" (")[0]
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
+    own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
     return Task(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},
         family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
         rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
-        columns=COLUMNS | {name: name for name in names if name not in COLUMNS},
+        columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
         causes=causes,
         last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,
         hours=lambda partition, row: estimate.paper_hours(settings[partition], row),

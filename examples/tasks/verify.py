@@ -276,7 +276,7 @@ def shrunk_run(case: Case) -> Finding:
             found = figures.run(method, trial, shared=not case.row.personalized)
     except (RuntimeError, ValueError) as error:
         return Finding(f"figures of {case.row.title}", "an error", str(error).splitlines()[0])
-    text = f"{found['own']:.1%} on own mixes, {found['bytes_up']:,.0f} bytes up"
+    text = f"{found['own']:.1%} on own tests, {found['bytes_up']:,.0f} bytes up"
     return Finding(f"figures of {case.row.title}", text)
 
 

@@ -10,7 +10,7 @@ from fedprompt.methods.cocoop import cocoop as cocoop
 from fedprompt.methods.coop import coop as coop
 from fedprompt.methods.ditto import ditto as ditto
 from fedprompt.methods.dpfpl import dpfpl as dpfpl
-from fedprompt.methods.evaluate import counted_passes, evaluate
+from fedprompt.methods.evaluate import Figures, HeldOut, counted_passes, evaluate
 from fedprompt.methods.fedamp import fedamp as fedamp
 from fedprompt.methods.fedapt import fedapt as fedapt
 from fedprompt.methods.fedbabu import fedbabu as fedbabu
@@ -83,6 +83,8 @@ __all__ = [
     "ClipSetting",
     "Entry",
     "Federation",
+    "Figures",
+    "HeldOut",
     "Setting",
     "VitSetting",
     "check_messages",

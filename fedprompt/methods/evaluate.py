@@ -1,12 +1,14 @@
 """Accuracy of a method after a round, and the number of backward passes."""
 
+import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,74 +22,172 @@ import fedprompt as fp
 import fedprompt._checks as check
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, take_step
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned, take_step
 from fedprompt.rounds import refuse_autocast
 from fedprompt.wire.gather import is_here, on_all_ranks
 
-__all__ = ["counted_passes", "evaluate"]
+__all__ = ["Figures", "HeldOut", "counted_passes", "evaluate"]
 
 _BATCH_SIZE = 256
-_FIGURES = {"full", "lowest", "highest", "own", "worst", "balanced", "macro_f1"}
-_FIGURES |= {"received", "after", "trained"}
+_FIGURES = {"full", "lowest", "highest", "own", "worst", "pooled", "balanced", "macro_f1"}
+_FIGURES |= {"received", "after", "trained", "participated"}
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Test inputs, and how much each of them counts for each client.
+
+    All clients predict all inputs. A client is tested on inputs of its own (`own`), or on all of
+    them, weighted by its mix of cells (`mixes`). Both have the same mean over clients if they have
+    the same proportions. However, the worst of many clients is lower on few inputs of its own,
+    because its figure also contains the error of drawing them.
+
+    Args:
+        inputs: Test inputs, at least one: a tensor, or another object whose ``inputs[positions]``
+            is a batch.
+        labels: Their classes.
+        own: Positions of the test inputs of each client, by client id; tensors or NumPy arrays.
+            Clients may have inputs in common.
+        cells: Cell of each test input, for mixes of more than classes, such as pairs of domain and
+            class. If None, cells are classes.
+        mixes: Number or share of each cell, by client id. A cell without test inputs does not
+            count. "classes" stands for the numbers of the client's training inputs in each class.
+            Do not use it if clients have unlike images of the same classes, such as domains.
+
+    Raises:
+        ValueError: If `own` and `mixes` are both given, a client has no test input, mixes have
+            unlike numbers of cells, or `cells` is given without mixes of them.
+
+    Example:
+        >>> from fedprompt.methods import HeldOut
+        >>> inputs, labels = torch.rand(4, 2), torch.tensor([0, 0, 1, 1])
+        >>> held_out = HeldOut(inputs, labels, own={3: torch.arange(2)})
+        >>> held_out.own[3]
+        tensor([0, 1])
+    """
+
+    inputs: Inputs
+    labels: Int[Tensor, "inputs"]
+    _: KW_ONLY
+    own: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]] | None = None
+    cells: Int[Tensor, "inputs"] | None = None
+    mixes: Mapping[int, Real[Tensor, "cells"]] | Literal["classes"] | None = None
+
+    def __post_init__(self) -> None:
+        check_inputs("inputs", self.inputs)
+        size = len(self.inputs)
+        check.some("inputs", size, "have at least one test input")
+        check.labels("labels", self.labels, sys.maxsize, size=size, of="inputs")
+        if self.own is not None:
+            check.instance("own", self.own, Mapping, "map ids of clients to positions")
+            if self.mixes is not None:
+                raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
+            own = {c: owned("own", c, given, size) for c, given in self.own.items()}
+            object.__setattr__(self, "own", own)
+        if isinstance(self.mixes, Mapping):
+            self._check_mixes(self.mixes)
+        elif self.mixes not in (None, "classes"):
+            rule = 'be "classes", or map ids of clients to tensors'
+            raise check.wrong_type("mixes", rule, check.kind(self.mixes))
+        elif self.cells is not None:
+            rule = "be numbers of cells if `cells` is given"
+            raise check.wrong("mixes", rule, repr(self.mixes))
+
+    @property
+    def by_client(self) -> bool:
+        """Whether clients have tests of their own."""
+        return self.own is not None or self.mixes is not None
+
+    def _check_mixes(self, mixes: Mapping[int, Tensor]) -> None:
+        name = "labels" if self.cells is None else "cells"
+        for first in list(mixes.values())[:1]:
+            for client, mix in mixes.items():
+                check.counts(f"mixes[{client}]", mix, "(cells,)", ndims=(1,))
+                check.shape(f"mixes[{client}]", mix, first.shape)
+                check.some(f"mixes[{client}]", mix.any(), "count at least one input")
+            size = len(self.labels)
+            check.labels(name, getattr(self, name), len(first), size=size, of="inputs")
+
+
+class Figures(dict[str, float]):
+    """Figures by name, and the figures of each client.
+
+    Attributes:
+        clients: Figures of each client by name, by client id. A client that took part has `full`,
+            `balanced`, `macro_f1` and `trained`, and `participated`, which is 1 if it ever trained.
+            With `own` or `mixes` it also has `own`, and `size`, its weight in `pooled`. A newcomer
+            has `received`, and `after` if it trains.
+
+    Example:
+        >>> from fedprompt.methods import Figures
+        >>> found = Figures({"full": 0.75}, {0: {"full": 0.5}, 1: {"full": 1.0}})
+        >>> found["full"], found.clients[1]["full"]
+        (0.75, 1.0)
+    """
+
+    def __init__(
+        self, figures: Mapping[str, float], clients: Mapping[int, Mapping[str, float]]
+    ) -> None:
+        super().__init__(figures)
+        self.clients = dict(clients)
 
 
 def evaluate(
     method: Method,
     federation: Federation,
     now: Round,
-    inputs: Inputs,
-    labels: Int[Tensor, "inputs"],
+    held_out: HeldOut | Inputs,
+    labels: Int[Tensor, "inputs"] | None = None,
     *,
     clients: Iterable[int] | None = None,
     newcomers: Iterable[int] | None = None,
-    mixes: Mapping[int, Real[Tensor, "cells"]] | None = None,
-    cells: Int[Tensor, "inputs"] | None = None,
     domains: Mapping[str, Iterable[int]] | None = None,
     shared: bool = False,
     steps: int = 0,
     learning_rate: float = 1e-2,
     group: "distributed.ProcessGroup | None" = None,
-) -> dict[str, float]:
+    cells: Int[Tensor, "inputs"] | None = None,
+    mixes: Mapping[int, Real[Tensor, "cells"]] | None = None,
+) -> Figures:
     """Measure the accuracy of the clients' predictions after a round.
-
-    A client's own mix weighs the accuracy on each class by the client's share of this class. So all
-    clients are tested on the same inputs, and a client with few classes is tested on these. Classes
-    without test inputs do not count.
 
     Args:
         method: Method that made the round.
         federation: Data of the clients. They are what `predict` may train on.
         now: Round after which clients predict.
-        inputs: Test inputs, at least one: a tensor, or another object whose ``inputs[positions]``
-            is a batch.
-        labels: Their classes.
+        held_out: Test inputs. If they have neither `own` nor `mixes`, the result has no figure of
+            own tests, and newcomers are not tested.
+        labels: As `cells` and `mixes`, an argument of earlier versions, which had the test inputs
+            in place of `held_out` and `mixes="classes"` by default. This call warns.
         clients: Ids of the clients to test. If None, all clients of the setting.
-        newcomers: Ids of clients that never trained, which are tested on their own mixes alone. If
+        newcomers: Ids of clients that never trained, which are tested on their own tests alone. If
             None, all clients of the federation that are not in the setting.
-        mixes: Number or share of each cell, by client id. If None, the numbers of the client's
-            training inputs in each class.
-        cells: Cell of each test input, for mixes of more than classes, such as pairs of domain and
-            class. If None, cells are classes.
-        domains: Some of the clients by a name. The figures have the mean on their own mixes under
+        domains: Some of the clients by a name. The figures have the mean on their own tests under
             this name.
         shared: Whether all clients predict with one model, which is then tested once.
         steps: Number of batches on which each newcomer trains, for the figure `after`.
         learning_rate: Learning rate of these steps.
         group: Process group of :func:`fedprompt.run_rounds`. Each rank then tests its own clients,
             and all ranks return the same figures. If None, this process tests all clients.
+        cells: See `labels`.
+        mixes: See `labels`.
 
     Returns:
-        Accuracies in [0, 1] by name. The mean over clients on all test inputs is `full`; `lowest`
-        and `highest` belong to the worst and the best client. The mean on their own mixes is `own`,
-        and `worst` the lowest of these. On all test inputs, `balanced` is the balanced accuracy and
-        `macro_f1` the macro F1. With newcomers, `received` is their mean, and `after` the mean
-        after `steps` of training. In addition, `trained` is the number of parameters that the model
-        of a client trains. An input whose predictions contain NaN counts as an error.
+        Accuracies in [0, 1] by name, and those of each client (``.clients``). The mean over clients
+        on all test inputs is `full`; `lowest` and `highest` belong to the worst and the best
+        client. The mean on their own tests is `own`, and `worst` the lowest of these. `pooled` is
+        `own` with each client weighted by its number of own test inputs, so it is the accuracy on
+        all own test inputs together; with mixes, by its number of training inputs. On all test
+        inputs, `balanced` is the balanced accuracy and `macro_f1` the macro F1. With newcomers,
+        `received` is their mean, and `after` the mean after `steps` of training. In addition,
+        `trained` is the number of parameters that the model of a client trains, and `participated`
+        the number of tested clients that ever trained. An input whose predictions contain NaN
+        counts as an error.
 
     Raises:
-        ValueError: If a client is not in the federation, a newcomer has trained, a mix has another
-            number of cells, a domain has the name of a figure, or predictions do not have one
-            column for each class.
+        ValueError: If a client is not in the federation or has no own tests, a newcomer has
+            trained, a domain has the name of a figure, or predictions do not have one column for
+            each class.
 
     Example:
         >>> from fedprompt import methods, run_rounds, samples, vit_trunk
@@ -100,9 +200,12 @@ def evaluate(
         >>> federation = methods.Federation(setting, images, labels, shards)
         >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
         >>> *_, now = run_rounds(method, federation.data, setting.cohorts())
-        >>> figures = methods.evaluate(method, federation, now, test_images, test_labels)
+        >>> held_out = methods.HeldOut(test_images, test_labels, mixes="classes")
+        >>> figures = methods.evaluate(method, federation, now, held_out)
         >>> print({name: figures[name] > 0.5 for name in ("full", "own", "worst", "received")})
         {'full': True, 'own': True, 'worst': True, 'received': True}
+        >>> min(figures.clients[client]["own"] for client in range(3)) == figures["worst"]
+        True
     """
     refuse_autocast("evaluate")
     check.method(method)
@@ -111,16 +214,35 @@ def evaluate(
     check.flag("shared", shared)
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
+    held_out = _held_out(held_out, labels=labels, cells=cells, mixes=mixes)
     setting = federation.setting
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
-    others = [client for client in federation.shards if client not in setting.clients]
+    others = [c for c in federation.shards if held_out.by_client and c not in setting.clients]
     new = _ids("newcomers", others if newcomers is None else newcomers, federation)
     check_new = partial(_check_new, new, now)  # a rank knows the clients that trained on it
     on_all_ranks(check_new, server_round=max(now.server_round, 0), group=group)
-    tests = _tests(federation, inputs, labels, cells, mixes, [*tested, *new])
+    for name, given in {"newcomers": new, "domains": domains}.items():
+        if given and not held_out.by_client:
+            raise check.wrong("held_out", f"have `own` or `mixes` for `{name}`", "neither")
+    tests = _tests(federation, held_out, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, federation, now, tests, group)
-    return run.figures(tested, named, shared) | run.newcomers(new, steps, learning_rate)
+    found, received = run.figures(tested, named, shared), run.newcomers(new, steps, learning_rate)
+    return Figures(found | received, found.clients | received.clients)
+
+
+def _held_out(held_out: HeldOut | Inputs, **earlier: Any) -> HeldOut:
+    """Return test inputs as they are, or make them from arguments of earlier versions."""
+    given = {name: value for name, value in earlier.items() if value is not None}
+    if isinstance(held_out, HeldOut):
+        for name in given:
+            raise check.wrong(name, "be given to HeldOut", "an argument of `evaluate`")
+        return held_out
+    if "labels" not in given:
+        raise check.wrong_type("held_out", "be a HeldOut", check.kind(held_out))
+    text = "`held_out` must be a HeldOut since 0.4; this call has the mixes of classes by default."
+    warnings.warn(text, FutureWarning, stacklevel=3)
+    return HeldOut(held_out, **{"mixes": "classes"} | given)
 
 
 def _check_new(clients: Sequence[int], now: Round) -> None:
@@ -174,12 +296,16 @@ def counted_passes() -> Iterator[Counter[str]]:
 
 @dataclass(frozen=True)
 class _Tests:
-    """Test inputs with their cells, and the mix of cells of each client and of all, None."""
+    """Test inputs with their cells, and the tests of each client.
+
+    They are positions or a mix of cells; those of all clients together, None, are a mix.
+    """
 
     setting: Setting
     inputs: Inputs
     labels: Tensor
     cells: Tensor
+    own: Mapping[int, Tensor]
     mixes: Mapping[int | None, Tensor]
 
     @torch.no_grad()
@@ -204,15 +330,18 @@ class _Tests:
         return torch.where(logits.isnan().any(1), none, logits.argmax(1)).cpu()
 
     def accuracy(self, classes: Tensor, client: int | None) -> float:
-        """Compute the accuracy on the mix of a client, or on all test inputs."""
-        correct, mix = (classes == self.labels).float(), self.mixes[client]
+        """Compute the accuracy on the tests of a client, or on all test inputs."""
+        correct = (classes == self.labels).float()
+        if client in self.own:
+            return correct[self.own[client]].double().mean().item()
+        mix = self.mixes[client]
         by_cell = fp.class_means(correct, self.cells, num_classes=len(mix)).value
         return fp.metrics.global_accuracy(by_cell[None], mix)
 
     def over_classes(self, classes: Tensor) -> dict[str, float]:
         """Compute means over classes."""
         number = self.setting.num_classes + 1  # the last has no samples
-        table = fp.selection.contingency_table(classes, self.labels, number, number)
+        table = fp.metrics.contingency_table(classes, self.labels, number, number)
         present = int((table.sum(0) + table.sum(1) > 0).sum())
         others = present - int(table[-1].any())  # NaN is an error, and not a class of the mean
         return {
@@ -238,10 +367,10 @@ class _Run:
 
     def figures(
         self, clients: Sequence[int], domains: Mapping[str, Sequence[int]], shared: bool
-    ) -> dict[str, float]:
+    ) -> Figures:
         """Measure clients that are in the setting."""
         if not clients:
-            return {}
+            return Figures({}, {})
         predictions: list[tuple[Tensor, int]] = []
 
         def measured(client: int) -> dict[str, float]:
@@ -250,25 +379,34 @@ class _Run:
                 trained = sum(weights.numel() for weights in _trained(model))
                 predictions[:] = [(self.tests.predicted(model), trained)]
             classes, trained = predictions[0]
-            accuracy = partial(self.tests.accuracy, classes)
-            found = {"full": accuracy(None), "own": accuracy(client)}
-            return found | self.tests.over_classes(classes) | {"trained": trained}
+            found = {"full": self.tests.accuracy(classes, None), "trained": trained}
+            found |= {"participated": int(str(client) in self.now.clients)}
+            return found | self.own(client, classes) | self.tests.over_classes(classes)
 
         found = self.of_each(clients, measured)
-        full, own = ([found[client][name] for client in clients] for name in ("full", "own"))
+        full = [found[client]["full"] for client in clients]
         figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
-        figures |= {"own": sum(own) / len(own), "worst": min(own)}
+        if "own" in found[clients[0]]:
+            figures |= _own_figures([found[client] for client in clients])
         models = [found[client] for client in clients][: 1 if shared else None]
         for name in ("balanced", "macro_f1"):
             figures[name] = sum(model[name] for model in models) / len(models)
         for name, ids in domains.items():
             figures[name] = float(np.mean([found[client]["own"] for client in ids]))
-        return figures | {"trained": next(filter(None, (model["trained"] for model in models)), 0)}
+        figures["trained"] = next(filter(None, (model["trained"] for model in models)), 0)
+        figures["participated"] = sum(each["participated"] for each in found.values())
+        return Figures(figures, found)
 
-    def newcomers(
-        self, clients: Sequence[int], steps: int, learning_rate: float
-    ) -> dict[str, float]:
-        """Measure newcomers on their own mixes, before and after training."""
+    def own(self, client: int, classes: Tensor) -> dict[str, float]:
+        """Measure a client on its own tests, if it has any, and count them."""
+        tests = self.tests
+        if not (client in tests.own or client in tests.mixes):
+            return {}
+        size = len(tests.own.get(client, self.federation.shards[client]))
+        return {"own": tests.accuracy(classes, client), "size": size}
+
+    def newcomers(self, clients: Sequence[int], steps: int, learning_rate: float) -> Figures:
+        """Measure newcomers on their own tests, before and after training."""
 
         def measured(client: int) -> dict[str, float]:
             model = self.model(client)
@@ -279,13 +417,14 @@ class _Run:
             return found
 
         found = self.of_each(clients, measured)
-        names = ("received", "after")[: 1 + bool(steps)] if clients else ()
-        return {n: sum(found[client][n] for client in clients) / len(clients) for n in names}
+        names = found[clients[0]] if clients else ()
+        total = {name: sum(figures[name] for figures in found.values()) for name in names}
+        return Figures({name: total[name] / len(clients) for name in names}, found)
 
     def of_each(
         self, clients: Sequence[int], measured: Callable[[int], dict[str, float]]
     ) -> dict[int, dict[str, float]]:
-        """Measure each client on its rank, and return the figures of all of them."""
+        """Measure each client on its rank, and return the figures of all of them, in order."""
 
         def here() -> dict[str, dict[str, float]]:
             found, server = {}, Seal(self.now.server)
@@ -297,7 +436,8 @@ class _Run:
             return found
 
         trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)
-        return {int(client): figures for tree in trees for client, figures in tree.items()}
+        found = {int(client): figures for tree in trees for client, figures in tree.items()}
+        return {client: found[client] for client in clients}
 
     def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
         """Train a model on batches of a newcomer; a plain function stays as it is."""
@@ -317,14 +457,12 @@ def _trained(model: Any) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _checked_mix(argument: str, mix: object) -> Tensor:
-    rule = "be a tensor of one number for each cell"
-    if not isinstance(mix, Tensor) or mix.ndim != 1:
-        raise check.wrong_type(argument, rule, check.kind(mix))
-    sizes = mix.double()
-    if not bool((torch.isfinite(sizes) & (sizes >= 0)).all()) or sizes.sum() == 0:
-        raise check.wrong(argument, "be finite, at least 0 and not all 0", check.kind(mix))
-    return mix
+def _own_figures(clients: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Summarize the accuracies of clients on their own tests."""
+    own, sizes = ([figures[name] for figures in clients] for name in ("own", "size"))
+    matrix = torch.tensor([own], dtype=torch.float64)
+    pooled = fp.metrics.pooled_local_accuracy(matrix, torch.tensor(sizes))
+    return {"own": sum(own) / len(own), "worst": min(own), "pooled": pooled}
 
 
 def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[int]:
@@ -355,41 +493,25 @@ def _checked_domains(
     return found
 
 
-def _tests(
-    federation: Federation,
-    inputs: Inputs,
-    labels: Tensor,
-    cells: Tensor | None,
-    mixes: Mapping[int, Tensor] | None,
-    clients: Sequence[int],
-) -> _Tests:
-    """Check test inputs and mixes."""
-    setting = federation.setting
-    check_inputs("inputs", inputs)
-    check.labels("labels", labels, setting.num_classes)
-    if len(inputs) != len(labels) or not len(labels):
-        rule = "have one label for each of `inputs`, and at least one"
-        raise check.wrong("labels", rule, f"{len(labels)} for {len(inputs)}")
-    if mixes is None:
-        if cells is not None:
-            raise check.wrong("mixes", "be given with `cells`", None)
+def _tests(federation: Federation, held_out: HeldOut, clients: Sequence[int]) -> _Tests:
+    """Compare test inputs with the classes and the clients of a federation."""
+    setting, labels, mixes = federation.setting, held_out.labels.cpu(), held_out.mixes
+    check.labels("held_out.labels", labels, setting.num_classes)
+    if mixes == "classes":
         mixes = {client: federation.data(client, 0).class_counts for client in clients}
-    check.instance("mixes", mixes, Mapping, "map ids of clients to tensors")
-    if missing := [client for client in clients if client not in mixes]:
-        raise check.wrong("mixes", "have all clients that are tested", f"none for {missing}")
-    numbers = {client: _checked_mix(f"mixes[{client}]", mix) for client, mix in mixes.items()}
-    num_cells = len(next(iter(numbers.values()), torch.empty(setting.num_classes)))
-    cells = labels if cells is None else cells
-    check.labels("cells", cells, num_cells)
-    if len(cells) != len(labels):
-        raise check.wrong("cells", f"have one entry for each of {len(labels)} inputs", len(cells))
-    for client, mix in numbers.items():
-        if len(mix) != num_cells:
-            raise check.wrong(f"mixes[{client}]", f"have {num_cells} cells", check.kind(mix))
-    seen: dict[int | None, Tensor] = {None: torch.bincount(cells.cpu(), minlength=num_cells)}
-    seen |= {client: mix.cpu() * (seen[None] > 0) for client, mix in numbers.items()}
+    tests = mixes if held_out.own is None else held_out.own
+    missing = [client for client in clients if tests is not None and client not in tests]
+    if missing:
+        rule = "have tests of all clients that are tested"
+        raise check.wrong("held_out", rule, f"none of {missing}")
+    mixes = {} if mixes is None else mixes
+    num_cells = len(next(iter(mixes.values()), torch.empty(setting.num_classes)))
+    cells = labels if held_out.cells is None else held_out.cells.cpu()
+    seen: dict[int | None, Tensor] = {None: torch.bincount(cells, minlength=num_cells)}
+    seen |= {client: mix.cpu() * (seen[None] > 0) for client, mix in mixes.items()}
     for client in clients:
-        if not seen[client].any():
+        if client in seen and not seen[client].any():
             rule = "have a class, or a cell, of each client that is tested"
-            raise check.wrong("labels", rule, f"none of client {client}")
-    return _Tests(setting, inputs, labels.cpu(), cells.cpu(), seen)
+            raise check.wrong("held_out.labels", rule, f"none of client {client}")
+    own = {client: places.cpu() for client, places in (held_out.own or {}).items()}
+    return _Tests(setting, held_out.inputs, labels, cells, own, seen)

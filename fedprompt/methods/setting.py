@@ -49,6 +49,7 @@ __all__ = [
     "check_inputs",
     "fedavg_client",
     "known_rows",
+    "owned",
     "prototypes",
     "take_step",
     "tuned_trunk",
@@ -423,7 +424,7 @@ class Federation:
         size = len(self.inputs)
         check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
         check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
-        shards = {client: _positions(self, client) for client in self.shards}
+        shards = {c: owned("shards", c, shard, size) for c, shard in self.shards.items()}
         object.__setattr__(self, "shards", shards)
 
     def data(self, client: int, server_round: int) -> ClientData:
@@ -445,11 +446,14 @@ def check_inputs(argument: str, inputs: object) -> None:
         raise check.wrong_type(argument, rule, check.kind(inputs))
 
 
-def _positions(federation: Federation, client: int) -> Int[Tensor, "shard"]:
-    check.count("key of shards", client, at_least=0)
-    shard = torch.as_tensor(federation.shards[client])
-    check.labels(f"shards[{client}]", shard, len(federation.inputs))
-    check.some(f"shards[{client}]", len(shard), "have at least one position")
+def owned(
+    argument: str, client: int, shard: Tensor | np.ndarray, size: int
+) -> Int[Tensor, "shard"]:
+    """Require at least one position of a client among `size` inputs, and copy them."""
+    check.count(f"key of {argument}", client, at_least=0)
+    shard = torch.as_tensor(shard)
+    check.labels(f"{argument}[{client}]", shard, size)
+    check.some(f"{argument}[{client}]", len(shard), "have at least one position")
     return shard.to(torch.int64, copy=True)  # as uint8 it would be a mask
 
 

@@ -10,7 +10,13 @@ from fedprompt.metrics.accuracy import (
     pooled_local_accuracy,
     worst_local_accuracy,
 )
-from fedprompt.metrics.classes import balanced_accuracy, class_accuracy, harmonic_mean, macro_f1
+from fedprompt.metrics.classes import (
+    balanced_accuracy,
+    class_accuracy,
+    contingency_table,
+    harmonic_mean,
+    macro_f1,
+)
 from fedprompt.metrics.losses import NegativeEffect, negative_effect
 
 __all__ = [
@@ -20,6 +26,7 @@ __all__ = [
     "balanced_accuracy",
     "class_accuracy",
     "client_spread",
+    "contingency_table",
     "global_accuracy",
     "harmonic_mean",
     "last_and_best",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
 import fedprompt._checks as check
@@ -87,6 +87,44 @@ def class_accuracy(
         correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
         total += labels.cpu().long().bincount(minlength=num_classes)
     return Weighted(correct / total.clamp(min=1), total)
+
+
+def contingency_table(
+    indices: Integer[Tensor, " batch"],
+    labels: Integer[Tensor, " batch"],
+    num_groups: int,
+    num_classes: int,
+) -> Int[Tensor, "groups classes"]:
+    """Count the samples of each class in each group.
+
+    Tables of several batches or clients can be added. The table of a client reveals its class
+    distribution, so keep it on the client unless sharing is agreed.
+
+    Args:
+        indices: Group of each sample.
+        labels: Class of each sample.
+        num_groups: Number of rows of the table.
+        num_classes: Number of columns of the table.
+
+    Returns:
+        Counts, int64.
+
+    Raises:
+        ValueError: If `indices` and `labels` differ in length, or an entry lies outside its range.
+
+    Example:
+        >>> indices, labels = torch.tensor([0, 0, 1]), torch.tensor([2, 2, 0])
+        >>> contingency_table(indices, labels, num_groups=2, num_classes=3)
+        tensor([[0, 0, 2],
+                [1, 0, 0]])
+    """
+    check.count("num_groups", num_groups)
+    check.count("num_classes", num_classes)
+    check.labels("indices", indices, num_groups)
+    check.labels("labels", labels, num_classes, size=len(indices), of="`indices`")
+    cells = indices.long() * num_classes + labels.long()
+    counts = torch.bincount(cells, minlength=num_groups * num_classes)
+    return counts.reshape(num_groups, num_classes)
 
 
 def balanced_accuracy(table: Real[Tensor, "predicted classes"]) -> float:

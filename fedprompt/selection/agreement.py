@@ -14,7 +14,7 @@ def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
     groups of one class do not both count.
 
     Args:
-        counts: Table of groups and classes, as from :func:`contingency_table`.
+        counts: Table of groups and classes, as from :func:`fedprompt.metrics.contingency_table`.
 
     Returns:
         Share in [0, 1]. Without any sample, 0.

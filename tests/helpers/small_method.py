@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import fedprompt as fp
-from fedprompt.methods import Federation, evaluate
+from fedprompt.methods import Federation, HeldOut, evaluate
 from tiny_federations import vit_federation
 
 COHORTS = [[4, 1, 0], [2, 3], [], [1, 4], [5], [3, 0, 2]]
@@ -144,8 +144,8 @@ def trained_newcomer(rank: int) -> dict[str, float]:
     made = vit_federation()
     now = fp.Round(0, {"values": {}}, {"1": {}} if rank == 1 else {})
     parts = method(), Federation(made, made.inputs, made.labels, made.shards), now
-    tests = made.inputs[:2], made.labels[:2]
-    return evaluate(*parts, *tests, clients=[], newcomers=[1], group=dist.group.WORLD)
+    tests = HeldOut(made.inputs[:2], made.labels[:2], mixes="classes")
+    return evaluate(*parts, tests, clients=[], newcomers=[1], group=dist.group.WORLD)
 
 
 STEPS = {

@@ -1,11 +1,12 @@
 """Accuracies of clients with known predictions, by hand, and the number of backward passes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from fedprompt.methods import Federation, Setting, counted_passes, evaluate
+from fedprompt.methods import Federation, Figures, HeldOut, Setting, counted_passes, evaluate
 from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 0, 1, 2])
@@ -14,6 +15,7 @@ TRAIN = torch.tensor([0, 0, 0, 1, 1, 2, 0, 1, 1, 2, 2])
 SHARDS = {0: torch.arange(4), 1: torch.arange(4, 6), 2: torch.arange(6, 11)}
 SERVER = fp.averaging_server({})
 NOW = fp.Round(0, SERVER.state, {"1": {"trained": 1}})
+MIXED = HeldOut(TESTS, LABELS, mixes="classes")
 
 
 def federation(**changes):
@@ -34,8 +36,53 @@ def right_if_trained(data, answer, state):
     return lambda inputs: inputs if state else torch.eye(3)[[0]].expand(len(inputs), -1)
 
 
+def guessing(*rows):
+    """Client c predicts the classes of row c for the four test inputs, whatever they contain."""
+    return of(lambda data, *rest: lambda inputs: torch.eye(3)[list(rows[data.id])])
+
+
+GUESSES = [[0, 0, 0, 0], [0, 1, 1, 2], [2, 0, 1, 1]]  # of labels 0, 0, 1, 2
+
+
+def test_clients_with_unlike_tests_have_the_figures_of_their_own_tests_by_hand():
+    own = {
+        0: np.array([0, 1, 2]),
+        1: torch.tensor([1]),
+        2: torch.tensor([0, 2, 3], dtype=torch.uint8),
+    }
+    found = evaluate(guessing(*GUESSES), federation(), NOW, HeldOut(TESTS, LABELS, own=own))
+    assert found["own"] == pytest.approx((2 / 3 + 0 / 1) / 2)
+    assert (found["worst"], found["pooled"]) == (0, (2 + 0) / (3 + 1))
+    assert (found["full"], found["lowest"], found["highest"]) == ((2 / 4 + 3 / 4) / 2, 2 / 4, 3 / 4)
+    assert (found["received"], found["participated"]) == (pytest.approx(1 / 3), 1)
+    assert (type(found), list(found.clients)) == (Figures, [0, 1, 2])
+    first, second, newcomer = found.clients.values()
+    assert (first["full"], first["own"], first["size"]) == (2 / 4, pytest.approx(2 / 3), 3)
+    assert (second["full"], second["own"], second["size"]) == (3 / 4, 0, 1)
+    assert (first["participated"], second["participated"]) == (0, 1)
+    assert (first["balanced"], second["balanced"]) == pytest.approx((1 / 3, (1 / 2 + 1 + 1) / 3))
+    assert newcomer == {"received": pytest.approx(1 / 3)}
+
+
+def test_without_own_tests_or_mixes_there_is_no_figure_of_own_tests():
+    found = evaluate(guessing(*GUESSES), federation(), NOW, HeldOut(TESTS, LABELS))
+    assert not {"own", "worst", "pooled", "received"} & found.keys()
+    assert (found["full"], list(found.clients)) == ((2 / 4 + 3 / 4) / 2, [0, 1])
+
+
+def test_the_call_of_earlier_versions_warns_and_has_the_same_figures():
+    method, cells = guessing(*GUESSES), torch.tensor([0, 0, 1, 1])
+    mixes = {client: torch.tensor([1.0, 3.0]) for client in range(3)}
+    for more, now in [({}, "classes"), ({"mixes": mixes, "cells": cells}, mixes)]:
+        with pytest.warns(FutureWarning, match="`held_out` must be a HeldOut"):
+            found = evaluate(method, federation(), NOW, TESTS, LABELS, **more)
+        held_out = HeldOut(TESTS, LABELS, cells=more.get("cells"), mixes=now)
+        expected = evaluate(method, federation(), NOW, held_out)
+        assert (found, found.clients) == (expected, expected.clients)
+
+
 def test_figures_of_a_client_that_is_right_and_one_that_predicts_class_0():
-    found = evaluate(of(right_if_trained), federation(), NOW, TESTS, LABELS)
+    found = evaluate(of(right_if_trained), federation(), NOW, MIXED)
     assert found == pytest.approx(
         {
             "full": (2 / 4 + 1) / 2,
@@ -43,10 +90,12 @@ def test_figures_of_a_client_that_is_right_and_one_that_predicts_class_0():
             "highest": 1,
             "own": (3 / 4 + 1) / 2,  # three of the four inputs of client 0 have class 0
             "worst": 3 / 4,
+            "pooled": (4 * 3 / 4 + 2) / 6,
             "balanced": (1 / 3 + 1) / 2,
             "macro_f1": (2 * (1 / 2) / (1 / 2 + 1) / 3 + 1) / 2,  # precision 1/2, recall 1
             "received": 1 / 5,  # one of the five inputs of the newcomer has class 0
             "trained": 0,
+            "participated": 1,
         }
     )
 
@@ -54,14 +103,15 @@ def test_figures_of_a_client_that_is_right_and_one_that_predicts_class_0():
 def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
     """Without class 1, the newcomer has class 0 once and class 2 twice."""
     labels = torch.tensor([0, 2])
-    found = evaluate(of(right_if_trained), federation(), NOW, TESTS[[0, 3]], labels)
+    held_out = HeldOut(TESTS[[0, 3]], labels, mixes="classes")
+    found = evaluate(of(right_if_trained), federation(), NOW, held_out)
     assert (found["own"], found["received"]) == (1, 1 / 3)
 
 
 def test_an_input_with_nan_among_its_logits_is_an_error():
     """Class 1 is right; the others have NaN, also where the largest logit would be right."""
     logits = TESTS.where(LABELS[:, None] == 1, torch.tensor([torch.nan, 0, 1]))
-    found = evaluate(of(lambda *all: lambda inputs: logits), federation(), NOW, TESTS, LABELS)
+    found = evaluate(of(lambda *all: lambda inputs: logits), federation(), NOW, MIXED)
     assert (found["full"], found["balanced"]) == (1 / 4, 1 / 3)
     assert found["macro_f1"] == pytest.approx(1 / 3)
 
@@ -69,12 +119,12 @@ def test_an_input_with_nan_among_its_logits_is_an_error():
 def test_figures_of_newcomers_are_means_over_them():
     """No input of client 1 has class 0, and one of the five of client 2."""
     untrained = NOW._replace(clients={})
-    found = evaluate(of(right_if_trained), federation(clients=range(1)), untrained, TESTS, LABELS)
+    found = evaluate(of(right_if_trained), federation(clients=range(1)), untrained, MIXED)
     assert found["received"] == (0 + 1 / 5) / 2
 
 
 def test_some_clients_are_tested():
-    found = evaluate(of(right_if_trained), federation(), NOW, TESTS, LABELS, clients=[1])
+    found = evaluate(of(right_if_trained), federation(), NOW, MIXED, clients=[1])
     assert found["lowest"] == found["worst"] == 1
 
 
@@ -85,10 +135,7 @@ def test_cells_are_domains_and_classes_and_a_mix_has_shares_of_them():
         method,
         federation(),
         NOW,
-        TESTS,
-        LABELS,
-        cells=cells,
-        mixes=mixes,
+        HeldOut(TESTS, LABELS, cells=cells, mixes=mixes),
         newcomers=(),
         domains={"photos": [0], "both": [0, 1]},
     )
@@ -104,7 +151,7 @@ def test_one_model_of_all_clients_is_made_once():
         made.append(data.id)
         return lambda inputs: inputs
 
-    found = evaluate(of(predict), federation(), NOW, TESTS, LABELS, shared=True, newcomers=())
+    found = evaluate(of(predict), federation(), NOW, MIXED, shared=True, newcomers=())
     assert made == [0]
     assert (found["full"], found["own"], found["balanced"]) == (1, 1, 1)
 
@@ -122,7 +169,7 @@ def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
 
     never = {"schedule": lambda progress: 0.0}
     own = federation(make_optimizer=torch.optim.SGD, batch_size=5, **never)
-    found = evaluate(of(predict), own, NOW, TESTS, LABELS, clients=(), steps=3, learning_rate=0.1)
+    found = evaluate(of(predict), own, NOW, MIXED, clients=(), steps=3, learning_rate=0.1)
     assert found == {"received": 1 / 5, "after": 1.0}  # equal logits are class 0
     expected = torch.zeros(3, 3)
     inputs, labels = own.data(2, 0).own()
@@ -144,11 +191,11 @@ def test_models_are_tested_without_dropout_and_a_frozen_part_stays_as_it_is():
             return self.frozen(self.drop(inputs))
 
     model = Half()
-    found = evaluate(of(lambda *all: model), federation(), NOW, TESTS, LABELS)
+    found = evaluate(of(lambda *all: model), federation(), NOW, MIXED)
     assert (found["full"], found["trained"]) == (1, 7)
     assert [part.training for part in model.modules()] == [True, True, False]
     with pytest.raises(ValueError, match=r"`predictions` must have shape \(4, 3\); got \(4, 2\)"):
-        evaluate(of(lambda *all: model), federation(), NOW, TESTS[:, :2], LABELS)
+        evaluate(of(lambda *all: model), federation(), NOW, HeldOut(TESTS[:, :2], LABELS))
     assert model.training
 
 
@@ -161,7 +208,7 @@ def test_passes_of_training_and_of_predictions_are_counted():
 
     with counted_passes() as passes:
         weight.sum().backward()
-        evaluate(of(predict), federation(), NOW, TESTS, LABELS)
+        evaluate(of(predict), federation(), NOW, MIXED)
     weight.sum().backward()
     assert dict(passes) == {"backward": 1, "grad": 3}
 
@@ -200,36 +247,59 @@ MIX = torch.ones(3)
 RIGHT, FEDERATION = of(right_if_trained), federation()
 
 
-def call(method=RIGHT, own=FEDERATION, now=NOW, inputs=TESTS, labels=LABELS, **more):
-    return evaluate(method, own, now, inputs, labels, **more)
+def call(method=RIGHT, own=FEDERATION, now=NOW, held_out=MIXED, **more):
+    return evaluate(method, own, now, held_out, **more)
 
 
-def mixed(*mixes, cells=LABELS):
-    return call(mixes=dict(enumerate(mixes)), cells=cells, newcomers=())
+def held(**more):
+    return HeldOut(TESTS, LABELS, **more)
+
+
+def mixed(*mixes, **more):
+    return held(mixes=dict(enumerate(mixes)), **more)
+
+
+def owned(*positions):
+    return held(own=dict(enumerate(map(torch.tensor, positions))))
 
 
 REFUSED = """
 call(None) -> TypeError: `method` must be a Method
 call(own=SHARDS) -> TypeError: `federation` must be a Federation
 call(now={}) -> TypeError: `now` must be a Round
-call(inputs=3) -> TypeError: `inputs` must be a tensor, or return
-call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3); got values from 1 to 3
-call(labels=LABELS[:3]) -> ValueError: for each of `inputs`, and at least one; got 3 for 4
-call(inputs=TESTS[:0], labels=LABELS[:0]) -> ValueError: at least one; got 0 for 0
-call(inputs=TESTS[:2], labels=LABELS[:2]) -> ValueError: that is tested; got none of client 1
+call(held_out=3) -> TypeError: `held_out` must be a HeldOut; got 3
+call(labels=LABELS) -> ValueError: `labels` must be given to HeldOut
+call(held_out=HeldOut(TESTS, LABELS + 1)) -> ValueError: `held_out.labels` must lie in [0, 3)
+call(held_out=HeldOut(TESTS[:2], LABELS[:2], mixes="classes")) -> ValueError: none of client 1
+call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none of [1, 2]
+call(held_out=owned([0], [1])) -> ValueError: `held_out` must have tests of all clients
+call(held_out=held(), newcomers=[2]) -> ValueError: `own` or `mixes` for `newcomers`
+call(held_out=held(), domains={'a': [0]}) -> ValueError: `mixes` for `domains`; got neither
 call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
 call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
 call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
-call(cells=LABELS) -> ValueError: `mixes` must be given with `cells`; got None
-mixed(MIX) -> ValueError: `mixes` must have all clients that are tested; got none for [1]
-mixed(MIX, MIX[:2]) -> ValueError: `mixes[1]` must have 3 cells
-mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must be finite, at least 0 and not all 0
-mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: have one entry for each of 4 inputs; got 3
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be
 call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0
+HeldOut(3, LABELS) -> TypeError: `inputs` must be a tensor, or return
+HeldOut(TESTS, LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs; got 3
+HeldOut(TESTS, LABELS - 1) -> ValueError: `labels` must lie in
+HeldOut(TESTS[:0], LABELS[:0]) -> ValueError: `inputs` must have at least one
+held(own={0: LABELS}, mixes="classes") -> ValueError: `mixes` must be None if `own` is given
+held(mixes="class") -> TypeError: `mixes` must be "classes", or map ids of clients to tensors
+held(cells=LABELS) -> ValueError: `mixes` must be numbers of cells if `cells` is given
+held(cells=LABELS, mixes="classes") -> ValueError: `mixes` must be numbers of cells if
+mixed(MIX, MIX[:2]) -> ValueError: `mixes[1]` must have shape (3,)
+mixed(MIX - 1, MIX) -> ValueError: `mixes[0]` must count at least one input
+mixed(-MIX) -> ValueError: `mixes[0]` must be finite and at least 0
+mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: `cells` must have one entry for each of 4
+mixed(MIX, cells=LABELS + 1) -> ValueError: `cells` must lie in [0, 3); got values from 1 to 3
+held(own=[LABELS]) -> TypeError: `own` must map ids of clients to positions
+owned([0], [4]) -> ValueError: `own[1]` must lie in [0, 4); got values from 4 to 4
+held(own={0: LABELS[:0]}) -> ValueError: `own[0]` must have at least one position
+held(own={-1: LABELS}) -> ValueError: `key of own` must be at least 0
 """
 
 

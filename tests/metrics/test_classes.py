@@ -11,9 +11,15 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from fedprompt import selection
 from fedprompt.data import base_new_split
-from fedprompt.metrics import balanced_accuracy, class_accuracy, harmonic_mean, macro_f1
-from fedprompt.selection import contingency_table
+from fedprompt.metrics import (
+    balanced_accuracy,
+    class_accuracy,
+    contingency_table,
+    harmonic_mean,
+    macro_f1,
+)
 from refusals import check_refused, refusals
 
 # Harmonic mean.
@@ -108,6 +114,12 @@ def tables(seed: int, samples: int, num_classes: int) -> tuple[Tensor, Tensor, T
     logits, labels = drawn(seed, samples, num_classes)
     predicted = logits.argmax(1)
     return contingency_table(predicted, labels, num_classes, num_classes), predicted, labels
+
+
+def test_the_table_of_selection_is_that_of_the_metrics() -> None:
+    with pytest.warns(FutureWarning, match="is `metrics.contingency_table` since 0.4"):
+        assert selection.contingency_table is contingency_table
+    assert not hasattr(selection, "contingency")
 
 
 @settings(deadline=None, max_examples=40)

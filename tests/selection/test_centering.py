@@ -9,13 +9,8 @@ import torch.nn.functional as F
 
 from errors import raises
 from fedprompt import SelectionKeys, collect, key_loss, load_values, snapshot, weighted_mean
-from fedprompt.selection import (
-    CenteredQueries,
-    contingency_table,
-    query_mean,
-    select_nearest,
-    selection_health,
-)
+from fedprompt.metrics import contingency_table
+from fedprompt.selection import CenteredQueries, query_mean, select_nearest, selection_health
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near

@@ -11,13 +11,8 @@ from scipy.stats import entropy
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
-from fedprompt.selection import (
-    clustering_accuracy,
-    contingency_table,
-    orthogonal_keys,
-    revive_keys,
-    selection_health,
-)
+from fedprompt.metrics import contingency_table
+from fedprompt.selection import clustering_accuracy, orthogonal_keys, revive_keys, selection_health
 from references.sgpt import cosine
 from refusals import check_refused, refusals
 from tolerance import assert_near

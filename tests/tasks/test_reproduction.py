@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn as nn
@@ -11,12 +12,12 @@ import torch.nn as nn
 import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
-from fedprompt.methods import METHODS
+from fedprompt.methods import METHODS, Setting
 from other_device import other_device
 from tasks import TASKS, borders, figures, papers, reproduction, sets
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine, Trial
-from tasks.division import fewer
+from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
 from tasks.pipeline import flipped
@@ -36,6 +37,7 @@ FREE = ("tiny-imagenet", *COOP)
 FAST = ("sgpt-2-office-caltech10", "fedl2g-2-htfe3")
 DEVICE = ("fedhpl-1-svhn-iid", "sgpt-4-cifar100-s10", "fedl2g-2-htfe2", "fedotp-1-dtd")
 SIDE = 6
+SERVER = fp.averaging_server({})
 
 
 def small(setting, root, rows):
@@ -118,6 +120,45 @@ def test_a_trial_has_the_recipe_of_its_setting():
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
     assert made.augment is flipped
+
+
+def numbered(labels):
+    return Images(torch.arange(len(labels)), labels, torch.zeros(len(labels), dtype=torch.int64))
+
+
+def test_worst_clients_of_sgpt_are_lower_on_their_own_test_images_than_by_mix():
+    """CIFAR-100: 100 clients of 50 classes, and one model whose classes differ in accuracy."""
+    rng, labels = np.random.default_rng(0), torch.arange(60000) % 100
+    train, test = map(numbered, labels.split([50000, 10000]))
+    accuracy = rng.normal(0.866, 0.05, 100)[test.labels.numpy()]
+    guesses = test.labels + torch.from_numpy(rng.random(10000) > accuracy)
+    parts, clients = SETTINGS["sgpt-1-cifar100-s50"].partition, {"num_clients": 100}
+    shards = divide(parts, train.labels, train.domains, **clients, generator=rng)
+    budget = {"rounds": 1, "steps": 1, "cohort_size": 1, "batch_size": 1, "seed": 0}
+    made = Setting(clients=range(100), num_classes=100, public=train.pixels[:0], **budget)
+    mixes = Trial.of(made, train, test, shards)
+    own = mixes.divided_tests(rng)
+    assert torch.equal(torch.cat(own.own).sort().values, torch.arange(10000))
+    one = fp.Method(print, SERVER, lambda *all: lambda x: torch.eye(101)[guesses[x], :100])
+    now = fp.Round(0, SERVER.state, {})
+    mix, mine = (figures.measure(one, trial, now, shared=True) for trial in (mixes, own))
+    assert mine["own"] == pytest.approx(mix["own"], abs=0.002)
+    assert mine["worst"] < mix["worst"] - 0.06
+
+
+def test_a_quarter_of_the_images_of_each_client_is_for_testing():
+    labels, how = torch.arange(200) % 10, {"num_clients": 5}
+    setting = replace(SETTINGS["fedl2g-1-cifar10-pathological"], **how)
+    everything = numbered(labels)
+    sides = (everything.at(part) for part in torch.arange(200).split([140, 60]))
+    data = ImageSet("cifar10", *sides, tuple("0123456789"))
+    made, *parts = reproduction.over_clients(setting, data, np.random.default_rng(0))
+    how["generator"] = np.random.default_rng(0)
+    shards = divide(setting.partition, labels, everything.domains, **how)
+    for shard, train, test in zip(shards, *parts, strict=True):
+        assert len(test) == round(len(shard) / 4)
+        both = torch.cat([made.train.pixels[train], made.test.pixels[test]])
+        assert torch.equal(both.sort().values, shard)
 
 
 def pixel_trunk(width):
