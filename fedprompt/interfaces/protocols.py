@@ -215,6 +215,21 @@ class TransportScore(Protocol):
 
 
 @runtime_checkable
+class PatchMatcher(Protocol):
+    """Function from patches and text features to logits, as :func:`~fedprompt.transport_logits`."""
+
+    def __call__(
+        self,
+        patches: Float[Tensor, "batch patches dim"],
+        text: Float[Tensor, "prompts classes dim"],
+        /,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "batch classes"]:
+        """Compute logits of features that are not normalized; gradients flow into `text`."""
+
+
+@runtime_checkable
 class ContextLearner(Protocol):
     """Module that returns contexts for class names, such as :class:`~fedprompt.ContextPrompts`.
 

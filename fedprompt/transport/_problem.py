@@ -130,8 +130,8 @@ def couple(
 
     with torch.autocast(cost.device.type, enabled=False):
         plan, error, iterations, *duals = unwrapped(solved, cost, a, b)
-    masses = {"a": a.detach(), "b": b.detach()}
-    return Coupling(plan, error, iterations, **masses, epsilon=epsilon, duals=(*duals, None)[0])
+    masses = a.detach(), b.detach()
+    return Coupling(plan, error, iterations, *masses, epsilon, (*duals, None)[0])
 
 
 def unwrapped(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:

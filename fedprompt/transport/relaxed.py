@@ -1,6 +1,7 @@
 """Transport with relaxed marginals: unbalanced transport in the sense of Kullback-Leibler."""
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -84,9 +85,7 @@ def unbalanced(
     exact = both == (math.inf, math.inf)
     weights = None if exact else (float(both[0]), float(both[1]))
 
-    def solve(problem: Problem, **options: float) -> Solution:
-        return _solve(problem, rho=both, **options)
-
+    solve = partial(_solve, rho=both)
     options = (epsilon, tolerance, max_iterations)
     return couple_entropic(cost, a, b, solve, *options, rows_exact=exact, rho=weights)
 
@@ -101,29 +100,32 @@ def _solve(
 ) -> Solution:
     """Scale rows and columns in turn; the plan is ``a * b * exp(x + y - cost / epsilon)``.
 
-    A scale of a row is that of Sinkhorn's algorithm to the power ``rho / (rho + epsilon)``.
+    The scale of a row is that of Sinkhorn's algorithm to the power ``rho / (rho + epsilon)``. The
+    duals are ``y + shift`` and ``x - shift``. The shift is the best one for the x and y of an
+    iteration. It is kept apart, because it grows with `rho` and cancels in the plan.
     """
     exponent = problem.cost / -epsilon
     log_a, log_b = problem.a.log(), problem.b.log()
-    for_rows, for_columns = (1 / (1 + epsilon / weight) for weight in rho)
-    shared = 1 / (epsilon / rho[0] + epsilon / rho[1]) if min(rho) < math.inf else 0.0
-    x, y = torch.zeros_like(log_b), torch.zeros_like(log_a)
+    for_a, for_b = (epsilon / weight for weight in rho)
+    shared = 1 / (for_a + for_b) if for_a + for_b else 0.0
+    x, y, shift = torch.zeros_like(log_b), torch.zeros_like(log_a), torch.zeros_like(log_b[:, :1])
     active = torch.ones_like(problem.full[:, 0])
     iterations = torch.zeros_like(active, dtype=torch.int64)
     for _ in range(max_iterations if problem.eager else min(max_iterations, _COMPILED_STEPS)):
-        rows = -for_rows * (exponent + (log_b + x)[..., None]).logsumexp(1)
-        columns = -for_columns * (exponent + (log_a + rows)[:, None]).logsumexp(2)
-        # The best constant to add to all rows and to subtract from all columns.
-        gap = (log_a - epsilon / rho[0] * rows).logsumexp(1, keepdim=True)
-        gap = gap - (log_b - epsilon / rho[1] * columns).logsumexp(1, keepdim=True)
-        rows, columns = rows + shared * gap, columns - shared * gap
-        moves = columns - x, rows - y
-        change = torch.maximum(*(sum((s * move).amax(1) for move in moves) for s in (1, -1)))
+        rows = -(exponent + (log_b + x)[..., None]).logsumexp(1) - for_a * shift
+        rows = rows / (1 + for_a)
+        columns = -(exponent + (log_a + rows)[:, None]).logsumexp(2) + for_b * shift
+        columns = columns / (1 + for_b)
+        up = (columns - x).amax(1) + (rows - y).amax(1)
+        down = (x - columns).amax(1) + (y - rows).amax(1)
+        change = torch.maximum(up, down)
         x, y = (torch.where(active[:, None], *pair) for pair in ((columns, x), (rows, y)))
+        gap = (log_a - for_a * y).logsumexp(1) - (log_b - for_b * x).logsumexp(1)
+        shift = shared * gap[:, None]
         iterations += active
         active = active & ~(change <= tolerance)
         if problem.eager and not bool(active.any()):
             break
     plan = (exponent + (log_b + x)[..., None] + (log_a + y)[:, None]).exp()
-    a, b = problem.a * (y * (-epsilon / rho[0])).exp(), problem.b * (x * (-epsilon / rho[1])).exp()
+    a, b = problem.a * (for_a * -(y + shift)).exp(), problem.b * (for_b * (shift - x)).exp()
     return Solution(plan, violation(plan, problem._replace(a=a, b=b, rows_exact=True)), iterations)
