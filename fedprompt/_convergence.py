@@ -17,6 +17,9 @@ EVERY = 100
 AT_ONCE = {"cpu"}
 """Types of devices on which it is read at each call, because reading costs nothing."""
 
+UNSTATED = 1e-3
+"""Tolerance of a solver that does not state one, where exact plans are needed."""
+
 _kept: dict[torch.device, tuple[int, Tensor]] = {}
 _warned: set[str] = set()
 
@@ -29,6 +32,7 @@ def checked(coupling: object, *, strict: bool = False) -> Coupling:
     Args:
         coupling: Result of a solver.
         strict: Whether to read this violation now, and to raise an error in place of a warning.
+            Then the tolerance is `UNSTATED` if the solver does not state one.
 
     Raises:
         TypeError: If the result is not a coupling.
@@ -37,9 +41,10 @@ def checked(coupling: object, *, strict: bool = False) -> Coupling:
     if not isinstance(coupling, Coupling):
         raise check.wrong_type("solver", "return a Coupling", check.kind(coupling))
     error = coupling.error.detach()
-    if not check.values_readable(error) or not error.numel():
+    tolerance = UNSTATED if strict and coupling.tolerance is None else coupling.tolerance
+    if tolerance is None or not check.values_readable(error) or not error.numel():
         return coupling
-    times = error.amax() / coupling.tolerance
+    times = error.amax() / tolerance
     device = times.device
     calls, largest = _kept.get(device, (0, times))
     largest = times if strict else torch.maximum(largest, times)

@@ -163,7 +163,8 @@ class Coupling(NamedTuple):
         duals: Dual variables ``(*batch, columns)``, from which ``transport.plan_from_duals``
             computes the plan again. None if the solver has none.
         tolerance: Error at which the solver counts a problem as solved, at least the resolution of
-            the plan's dtype.
+            the plan's dtype. Logits of plans with ten times this error are warned of. If None, they
+            are not.
         rho: Weights of the Kullback-Leibler penalties of rows and of columns, as in
             ``transport.unbalanced``. None if marginals are constraints.
     """
@@ -175,7 +176,7 @@ class Coupling(NamedTuple):
     b: Float[Tensor, "*#batch columns"]
     epsilon: float
     duals: Float[Tensor, "*batch columns"] | None = None
-    tolerance: float = 1e-5
+    tolerance: float | None = None
     rho: tuple[float, float] | None = None
 
 

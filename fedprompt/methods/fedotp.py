@@ -9,7 +9,7 @@ client, and `pooled` compares the contexts with the pooled token alone.
 Up: a context (T D numbers). Down: a context.
 
 Deviations: transport is solved by Newton's method to its solution, where the paper stops Dykstra's
-algorithm early. The optimizer is as in all methods, where the paper uses SGD.
+algorithm early; that is `solver`. The optimizer is as in all methods, where the paper uses SGD.
 
 Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest difference 3.8e-8
 (tolerance of the solver), without transport 6.4e-15 (2026-11).

@@ -131,7 +131,7 @@ def couple(
     with torch.autocast(cost.device.type, enabled=False):
         plan, error, iterations, *duals = unwrapped(solved, cost, a, b)
     masses = a.detach(), b.detach()
-    return Coupling(plan, error, iterations, *masses, epsilon, (*duals, None)[0])
+    return Coupling(plan, error, iterations, *masses, epsilon, (*duals, None)[0], 1e-5)
 
 
 def unwrapped(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
