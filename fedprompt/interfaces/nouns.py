@@ -269,7 +269,7 @@ class Coupling(NamedTuple):
     Attributes:
         plan: Plans ``(*batch, rows, columns)``, without a graph.
         error: Largest relative violation ``(*batch)`` of either marginal. Of capped rows, only the
-            excess counts.
+            excess counts. If marginals are relaxed, the violation of their optimality conditions.
         iterations: Number of iterations ``(*batch)`` of each problem.
         a: Masses of the rows ``(*#batch, rows)``, as the solver got them.
         b: Masses of the columns ``(*#batch, columns)``, as the solver got them.
@@ -277,6 +277,11 @@ class Coupling(NamedTuple):
             cost.
         duals: Dual variables ``(*batch, columns)``, from which ``transport.plan_from_duals``
             computes the plan again. None if the solver has none.
+        tolerance: Error at which the solver counts a problem as solved, at least the resolution of
+            the plan's dtype. Logits of plans with ten times this error are warned of. If None, they
+            are not.
+        rho: Weights of the Kullback-Leibler penalties of rows and of columns, as in
+            ``transport.unbalanced``. None if marginals are constraints.
     """
 
     plan: Float[Tensor, "*batch rows columns"]
@@ -286,6 +291,8 @@ class Coupling(NamedTuple):
     b: Float[Tensor, "*#batch columns"]
     epsilon: float
     duals: Float[Tensor, "*batch columns"] | None = None
+    tolerance: float | None = None
+    rho: tuple[float, float] | None = None
 
 
 class Selection(NamedTuple):

@@ -3,7 +3,7 @@
 Your own piece can replace one of the library wherever it fits the protocol.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch.nn as nn
@@ -202,3 +202,43 @@ class TransportSolver(Protocol):
         /,
     ) -> Coupling:
         """Find a plan for masses `a` of the rows and `b` of the columns."""
+
+
+@runtime_checkable
+class TransportScore(Protocol):
+    """Differentiable score of transport plans, such as :func:`~fedprompt.transport.plan_fixed`."""
+
+    def __call__(
+        self, cost: Float[Tensor, "*batch rows columns"], coupling: Coupling, /
+    ) -> Float[Tensor, "*batch"]:
+        """Score the plan of each problem; gradients flow into `cost`."""
+
+
+@runtime_checkable
+class PatchMatcher(Protocol):
+    """Function from patches and text features to logits, as :func:`~fedprompt.transport_logits`."""
+
+    def __call__(
+        self,
+        patches: Float[Tensor, "batch patches dim"],
+        text: Float[Tensor, "prompts classes dim"],
+        /,
+        *,
+        scale: float,
+    ) -> Float[Tensor, "batch classes"]:
+        """Compute logits of features that are not normalized; gradients flow into `text`."""
+
+
+@runtime_checkable
+class ContextLearner(Protocol):
+    """Module that returns contexts for class names, such as :class:`~fedprompt.ContextPrompts`.
+
+    It is an ``nn.Module``. Its parameters are trained, and cross the wire under their names. The
+    contexts may be any function of them.
+    """
+
+    def __call__(self) -> Float[Tensor, "contexts *classes length dim"]:
+        """Return the contexts; the axis of classes exists if they are class-specific."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters with their names."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt._cosine import unit
-from fedprompt.interfaces import TransportSolver
+from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.transport import plan_from_duals
 
 ENTRIES = {"cpu": 2**18}
@@ -16,6 +16,10 @@ ENTRIES = {"cpu": 2**18}
 
 ENTRIES_ELSEWHERE = 2**27
 """The same on an accelerator: half a gigabyte of float32."""
+
+
+_APART = 1e-2
+"""Largest difference of a plan from that of its duals, as a fraction of its mass."""
 
 
 class LeanScores(torch.autograd.Function):
@@ -46,6 +50,8 @@ class LeanScores(torch.autograd.Function):
             scores[images] = plan.sum((2, 3)) - (plan * cost).sum((2, 3))
             if coupling.duals is None:
                 raise check.wrong("solver", "return duals for lean logits", "none")
+            if not images.start and len(patches):
+                _check_duals(coupling, cost, a, b, epsilon)
             duals[images] = coupling.duals
         return scores, duals
 
@@ -62,6 +68,21 @@ class LeanScores(torch.autograd.Function):
         needed = ctx.needs_input_grad[:2]
         found = gradients(gradient, patches, text, duals, ctx.mass, ctx.epsilon, needed)
         return *found, None, None, None
+
+
+def _check_duals(coupling: Coupling, cost: Tensor, a: Tensor, b: Tensor, epsilon: float) -> None:
+    """Require that the plans of one image follow from their duals; compare their values.
+
+    Plans of a solver that did not converge, which is reported elsewhere, may differ by their error.
+    """
+    if coupling.duals is None or not check.values_readable(cost):
+        return
+    plan = plan_from_duals(coupling.duals[:1], cost[:1], a, b, epsilon=epsilon)
+    off = ((plan - coupling.plan[:1]).abs().sum() / plan.sum()).item()
+    error = 0.0 if coupling.tolerance is None else coupling.error[:1].amax().item()
+    if not off <= max(_APART, error):
+        rule = "return the duals of its plans, as `plan_from_duals` takes them, for lean logits"
+        raise check.wrong("solver", rule, f"plans that differ by {off:.1g} of their mass")
 
 
 def _gradients(

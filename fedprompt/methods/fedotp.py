@@ -9,13 +9,13 @@ client, and `pooled` compares the contexts with the pooled token alone.
 Up: a context (T D numbers). Down: a context.
 
 Deviations: transport is solved by Newton's method to its solution, where the paper stops Dykstra's
-algorithm early. The optimizer is as in all methods, where the paper uses SGD.
+algorithm early; that is `solver`. The optimizer is as in all methods, where the paper uses SGD.
 
 Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest difference 3.8e-8
 (tolerance of the solver), without transport 6.4e-15 (2026-11).
 """
 
-from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 
 import torch
@@ -25,6 +25,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._checks as check
+from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
@@ -38,22 +40,34 @@ def fedotp(
     learning_rate: float = 5e-3,
     mass: float = 0.8,
     epsilon: float = 0.1,
+    solver: TransportSolver | None = None,
+    gradient: TransportScore | None = None,
+    match: PatchMatcher | None = None,
+    shared: ContextLearner | None = None,
+    private: ContextLearner | None = None,
     local: bool = False,
 ) -> fp.Method:
-    """FedOTP: partial transport."""
-    solver = partial(fp.transport.newton, epsilon=epsilon)
-    match = partial(fp.transport_logits, solver=solver, mass=mass)
-    return two_contexts(_TwoContexts(setting, match), learning_rate, local=local)
+    """FedOTP: partial transport.
+
+    `solver` has its options bound, and takes the place of Newton's method with `epsilon`. `match`
+    takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`.
+    Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
+    """
+    match = match or _transport(mass, epsilon, solver, gradient)
+    model = _TwoContexts(setting, match, shared=shared, private=private)
+    return two_contexts(model, learning_rate, local=local)
 
 
 @register("FedOTP (classical)", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def fedotp_classical(
-    setting: ClipSetting, *, learning_rate: float = 5e-3, epsilon: float = 0.1
+    setting: ClipSetting,
+    *,
+    learning_rate: float = 5e-3,
+    epsilon: float = 0.1,
+    solver: TransportSolver | None = None,
 ) -> fp.Method:
     """FedOTP (classical): balanced transport, in which every patch has equal mass."""
-    solver = partial(fp.transport.newton, epsilon=epsilon)
-    match = partial(fp.transport_logits, solver=solver, mass=1.0)
-    return two_contexts(_TwoContexts(setting, match), learning_rate)
+    return two_contexts(_TwoContexts(setting, _transport(1.0, epsilon, solver)), learning_rate)
 
 
 @register("FedOTP (average)", **PERSONALIZED_CLIP, search=LEARNING_RATE)
@@ -66,22 +80,43 @@ def fedotp_average(
     return two_contexts(model, learning_rate)
 
 
+def _transport(
+    mass: float,
+    epsilon: float,
+    solver: TransportSolver | None,
+    gradient: TransportScore | None = None,
+) -> PatchMatcher:
+    check.number("mass", mass, above=0, at_most=1)
+    check.divisor("epsilon", epsilon)
+    solver = solver or partial(fp.transport.newton, epsilon=epsilon)
+    gradient = gradient or fp.transport.plan_fixed
+    return partial(fp.transport_logits, solver=solver, mass=mass, gradient=gradient)
+
+
 class _TwoContexts(ClipModel):
     """Classifier of image tokens with a shared and a private context."""
 
     def __init__(
-        self, setting: ClipSetting, match: Callable[..., Tensor], read: slice = slice(1, None)
+        self,
+        setting: ClipSetting,
+        match: PatchMatcher,
+        read: slice = slice(1, None),
+        *,
+        shared: ContextLearner | None = None,
+        private: ContextLearner | None = None,
     ) -> None:
         super().__init__(setting)
         self.match = match
         self.read = read
         rng = setting.generator(0, purpose="private context")
-        self.shared = setting.new_context()
-        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
+        own = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
+        self.shared = setting.new_context() if shared is None else deepcopy(shared)
+        self.private = own if private is None else deepcopy(private)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by the tokens that are read: the patches follow the pooled one."""
-        text = self.encode_names(torch.cat([self.shared(), self.private()]))
+        contexts = torch.cat([self.shared(), self.private()])
+        text = self.encode_names(contexts, class_specific=contexts.ndim == 4)
         return self.match(tokens[:, self.read], text, scale=self.scale)
 
 

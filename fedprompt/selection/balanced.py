@@ -5,8 +5,9 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._convergence import checked
 from fedprompt._cosine import cosines
-from fedprompt.interfaces import Coupling, Selection, TransportSolver
+from fedprompt.interfaces import Selection, TransportSolver
 from fedprompt.selection._inputs import check_pair, shares
 
 
@@ -73,7 +74,6 @@ def select_balanced(
     capacity = capacity / capacity.max()  # exactly 1 for equal counts, as in select_nearest
     rows = similarity.new_full((batch,), 1 / max(batch, 1))
     if batch:
-        coupling = solver(1 - similarity, rows, capacity / capacity.sum())
-        check.instance("solver", coupling, Coupling, "return a Coupling")
+        coupling = checked(solver(1 - similarity, rows, capacity / capacity.sum()))
     indices = (coupling.plan if batch else similarity).argmax(1)
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0])

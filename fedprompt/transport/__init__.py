@@ -4,10 +4,10 @@ from fedprompt.transport.alternating import dykstra, sinkhorn
 from fedprompt.transport.duals import plan_from_duals
 from fedprompt.transport.exact import exact, independent
 from fedprompt.transport.newton import newton
-from fedprompt.transport.scores import TransportScore, envelope, implicit, plan_fixed
+from fedprompt.transport.relaxed import unbalanced
+from fedprompt.transport.scores import envelope, implicit, plan_fixed
 
 __all__ = [
-    "TransportScore",
     "dykstra",
     "envelope",
     "exact",
@@ -17,4 +17,5 @@ __all__ = [
     "plan_fixed",
     "plan_from_duals",
     "sinkhorn",
+    "unbalanced",
 ]

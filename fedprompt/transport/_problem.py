@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,13 +87,22 @@ def couple_entropic(
     max_iterations: int,
     *,
     rows_exact: bool = False,
+    rho: tuple[float, float] | None = None,
 ) -> Coupling:
     """Check the options of an iterative solver, and call :func:`couple` with them."""
     check.divisor("epsilon", epsilon)
     check.number("tolerance", tolerance, above=0)
     check.count("max_iterations", max_iterations)
     solver = partial(solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
-    return couple(cost, a, b, solver, epsilon=epsilon, rows_exact=rows_exact)
+    rules = {"rows_exact": rows_exact, "relaxed": rho is not None}
+    coupling = couple(cost, a, b, solver, epsilon=epsilon, **rules)
+    reached = max(tolerance, resolution(coupling.plan.dtype))
+    return coupling._replace(tolerance=reached, rho=rho)
+
+
+def resolution(dtype: torch.dtype) -> float:
+    """Return the smallest tolerance that a dtype resolves."""
+    return 8 * torch.finfo(dtype).eps
 
 
 @torch.no_grad()
@@ -105,21 +114,66 @@ def couple(
     *,
     epsilon: float,
     rows_exact: bool = False,
+    relaxed: bool = False,
 ) -> Coupling:
     """Check and solve a batch chunk by chunk; return the result in the layout of `cost`."""
-    check_problem(cost, a, b, rows_exact=rows_exact)
+    check_layout(cost, a, b)
+    rules = {"rows_exact": rows_exact, "relaxed": relaxed}
+
+    def solved(cost: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        check_problem(cost, a, b, epsilon=epsilon, **rules)
+        plan, error, iterations, duals = _by_chunks(flat(cost, a, b, **rules), solve)
+        batch = cost.shape[:-2]
+        plan = plan.transpose(1, 2).reshape(cost.shape)
+        found = plan, error.reshape(batch), iterations.reshape(batch)
+        return found if duals is None else (*found, duals.reshape(*batch, cost.shape[-1]))
+
     with torch.autocast(cost.device.type, enabled=False):
-        plan, error, iterations, duals = _by_chunks(flat(cost, a, b, rows_exact=rows_exact), solve)
-    batch = cost.shape[:-2]
-    return Coupling(
-        plan=plan.transpose(1, 2).reshape(cost.shape),
-        error=error.reshape(batch),
-        iterations=iterations.reshape(batch),
-        a=a.detach(),
-        b=b.detach(),
-        epsilon=epsilon,
-        duals=None if duals is None else duals.reshape(*batch, cost.shape[-1]),
-    )
+        plan, error, iterations, *duals = unwrapped(solved, cost, a, b)
+    masses = a.detach(), b.detach()
+    return Coupling(plan, error, iterations, *masses, epsilon, (*duals, None)[0], 1e-5)
+
+
+def unwrapped(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Call a function of cost, `a`, `b` and others, in ``torch.func`` transforms on plain tensors.
+
+    So the function can read values there, and stop when all problems are solved.
+    """
+    if torch.compiler.is_compiling() or check.values_readable(*tensors):
+        return solve(*tensors)
+    found: tuple[Tensor, ...] = _Unwrapped.apply(solve, *tensors)
+    return found
+
+
+class _Unwrapped(torch.autograd.Function):
+    """Autograd function without a gradient, for :func:`unwrapped`."""
+
+    @staticmethod
+    def forward(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+        return unwrapped(solve, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        solve: Callable[..., tuple[Tensor, ...]],
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Solve all problems as one batch; masses have fewer axes, and get axes of length 1."""
+        batched = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims[1:], strict=True)
+        ]
+        masses = [
+            mass.reshape(len(mass), *[1] * (batched[0].ndim - 1 - mass.ndim), *mass.shape[1:])
+            for mass in batched[1:]
+        ]
+        found = unwrapped(solve, batched[0], *masses)
+        return found, (0,) * len(found)
 
 
 def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Solution:
@@ -140,22 +194,25 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
 
 def violation(plan: Tensor, problem: Problem) -> Tensor:
     """Return the largest relative violation of a marginal; for capped rows, only of an excess."""
-    excess = (plan.sum(1) - problem.a) / problem.a.clamp(min=torch.finfo(plan.dtype).tiny)
+    tiny = torch.finfo(plan.dtype).tiny
+    excess = (plan.sum(1) - problem.a) / problem.a.clamp(min=tiny)
+    gap = (plan.sum(2) - problem.b) / problem.b.clamp(min=tiny)
     rows = excess.abs() if problem.rows_exact else excess.clamp(min=0)
-    return torch.maximum(rows.amax(1), ((plan.sum(2) - problem.b) / problem.b).abs().amax(1))
+    return torch.maximum(rows.amax(1), gap.abs().amax(1))
 
 
-def flat(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> Problem:
+def flat(
+    cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, relaxed: bool = False
+) -> Problem:
     """Arrange a batch for the solvers, in float32 at least; masses shared by all are not copied."""
-    masses = torch.promote_types(a.dtype, b.dtype)
-    dtype = torch.promote_types(torch.promote_types(cost.dtype, torch.float32), masses)
+    dtype = _dtype(cost, a, b)
     *batch, rows, columns = cost.shape
     problems = math.prod(batch)
-    slack = _slack(a, b)
+    slack = slack_of(a, b)
     eager = check.values_readable(cost, a, b)
     a, b = a.to(dtype), b.to(dtype)
     has, takes = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    full = takes >= has * (1 - slack)
+    full = (takes >= has * (1 - slack)) & (not relaxed)
     a = torch.where(full, a * (takes / has), a)
     last = torch.arange(columns, device=cost.device) == columns - 1
     a, b, full, pinned = (
@@ -166,23 +223,35 @@ def flat(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> Pro
     return Problem(cost, a, b, full, pinned, eager, rows_exact)
 
 
-def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False) -> None:
-    """Require costs and masses of matching shapes, and masses for which a plan exists."""
+def check_problem(
+    cost: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    epsilon: float,
+    rows_exact: bool = False,
+    relaxed: bool = False,
+) -> None:
+    """Require costs and masses of matching shapes, and masses for which a plan exists.
+
+    The range of the costs must not overflow if it is divided by `epsilon`.
+    """
     check_layout(cost, a, b)
     if not check.values_readable(cost, a, b):
         return
-    slack = _slack(a, b)
-    has, takes = (
-        mass.sum(-1, dtype=torch.promote_types(mass.dtype, torch.float32)) for mass in (a, b)
-    )
+    slack = slack_of(a, b)
+    dtype = _dtype(cost, a, b)
+    has, takes = (mass.sum(-1, dtype=dtype) for mass in (a, b))
     unequal = (takes > has * (1 + slack)) | ((takes < has * (1 - slack)) if rows_exact else False)
     total = f"sum to {'the sum' if rows_exact else 'at most the sum'} of `a`"
-    finite = (cost.amax((-2, -1)) < math.inf) & (cost.amin((-2, -1)) > -math.inf)
+    top, least = (end((-2, -1)).to(dtype) for end in (cost.amax, cost.amin))
+    largest = torch.finfo(dtype).max / 8 * min(epsilon, 1) if 0 < epsilon < math.inf else math.inf
     rules = (
-        ("cost", "be finite", ~finite),
+        ("cost", "be finite", ~((top < math.inf) & (least > -math.inf))),
+        ("cost", f"have a range of at most {largest:.2g}", ~(top / 2 - least / 2 <= largest / 2)),
         ("a", "be finite and at least 0", ~((a >= 0) & (a < math.inf)).all(-1)),
         ("b", "be finite and above 0", ~((b > 0) & (b < math.inf)).all(-1)),
-        ("b", total, unequal),
+        ("b", total, unequal & (not relaxed)),
     )
     if not bool(torch.stack([wrong.any() for _, _, wrong in rules]).any()):  # one synchronization
         return
@@ -194,7 +263,12 @@ def check_problem(cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = Fals
             raise check.wrong(name, rule, got + _places(problems))
 
 
-def _slack(a: Tensor, b: Tensor) -> float:
+def _dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which a problem is solved, at least float32."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+
+
+def slack_of(a: Tensor, b: Tensor) -> float:
     """Return the relative tolerance of sums of masses, larger for half precision."""
     return max(1e-6, *(4 * torch.finfo(mass.dtype).eps for mass in (a, b)))
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import fedprompt._checks as check
 from fedprompt.transport._dual import plan_at
-from fedprompt.transport._problem import check_problem, flat
+from fedprompt.transport._problem import check_layout, check_problem, flat, unwrapped
 
 
 @torch.no_grad()
@@ -51,14 +51,19 @@ def plan_from_duals(
         >>> torch.allclose(plan, coupling.plan, atol=1e-6)
         True
     """
-    check_problem(cost, a, b)
+    check_layout(cost, a, b)
     check.divisor("epsilon", epsilon)
     check.floats("duals", duals, shape="(..., columns)")
     check.shape("duals", duals, cost.shape[:-2] + cost.shape[-1:], "the columns of `cost`")
-    with torch.autocast(cost.device.type, enabled=False):
+
+    def solved(cost: Tensor, a: Tensor, b: Tensor, duals: Tensor) -> tuple[Tensor]:
+        check_problem(cost, a, b, epsilon=epsilon)
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)
         plan = torch.empty_like(problem.cost)
         for part in problem.chunks():
             plan[part] = plan_at(problem.take(part), x[part], epsilon)
-    return plan.transpose(1, 2).reshape(cost.shape)
+        return (plan.transpose(1, 2).reshape(cost.shape),)
+
+    with torch.autocast(cost.device.type, enabled=False):
+        return unwrapped(solved, cost, a, b, duals)[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._dual import FARTHEST, NEAR, climb, demand, evaluate
-from fedprompt.transport._problem import Problem, Solution, couple_entropic, violation
+from fedprompt.transport._problem import Problem, Solution, couple_entropic, resolution, violation
 
 _PLAIN_STEPS = 12
 """Number of steps before a problem goes to the line search; under ``torch.compile``, all steps."""
@@ -89,7 +89,7 @@ def newton(
 
 def _solve(problem: Problem, *, epsilon: float, tolerance: float, max_iterations: int) -> Solution:
     """Run plain steps, and solve the remaining problems by the line search."""
-    tolerance = max(tolerance, 8 * torch.finfo(problem.cost.dtype).eps)
+    tolerance = max(tolerance, resolution(problem.cost.dtype))
     steps = _PLAIN_STEPS if problem.eager or epsilon < _SMOOTH else _COMPILED_STEPS
     steps = min(max_iterations, steps)
     plan, v, iterations, error = _plain_steps(

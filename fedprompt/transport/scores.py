@@ -5,26 +5,16 @@ They differ in how the gradient treats the dependence of the plan on the cost.
 """
 
 import math
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._checks as check
+from fedprompt._convergence import UNSTATED, checked
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
-from fedprompt.transport._problem import check_layout
-
-
-@runtime_checkable
-class TransportScore(Protocol):
-    """Differentiable score of transport plans, such as :func:`plan_fixed`."""
-
-    def __call__(
-        self, cost: Float[Tensor, "*batch rows columns"], coupling: Coupling, /
-    ) -> Float[Tensor, "*batch"]:
-        """Score the plan of each problem; gradients flow into `cost`."""
+from fedprompt.transport._problem import check_layout, slack_of
 
 
 def plan_fixed(
@@ -65,7 +55,8 @@ def envelope(
 
     .. math:: \langle C, T \rangle + \epsilon \langle T, \log T \rangle
 
-    The gradient in the cost is the plan, as for :func:`plan_fixed`. Here it is the exact gradient
+    For a plan of :func:`unbalanced` the value is that of its docstring, with all divergences. The
+    gradient in the cost is the plan, as for :func:`plan_fixed`. Here it is the exact gradient
     of the returned number: at a minimum, a small change of the plan does not change the value (the
     envelope theorem).
 
@@ -89,8 +80,22 @@ def envelope(
     """
     value = plan_fixed(cost, coupling)
     check.number("coupling.epsilon", coupling.epsilon, at_least=0)
-    entropy = torch.xlogy(coupling.plan, coupling.plan).sum((-2, -1))
-    return value + coupling.epsilon * entropy
+    _check_solved(coupling)
+    plan, rho = coupling.plan, coupling.rho
+    if rho is None:
+        return value + coupling.epsilon * torch.xlogy(plan, plan).sum((-2, -1))
+    a, b = (mass.to(plan.dtype) for mass in (coupling.a, coupling.b))
+    value = value + coupling.epsilon * _divergence(plan, a[..., None] * b[..., None, :], (-2, -1))
+    for weight, axis, mass in ((rho[0], -1, a), (rho[1], -2, b)):
+        if weight < math.inf:
+            value = value + weight * _divergence(plan.sum(axis), mass, (-1,))
+    return value
+
+
+def _divergence(found: Tensor, expected: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the Kullback-Leibler divergence of masses, of which neither sums to 1."""
+    entropy = torch.xlogy(found, found) - torch.xlogy(found, expected)
+    return (entropy - found + expected).sum(axes)
 
 
 def implicit(
@@ -104,6 +109,10 @@ def implicit(
     .. math:: \nabla_{C_v} \langle C, T \rangle = t_v - \tfrac1\epsilon M_v (C_v - z), \quad
               M_v = \mathrm{diag}(t_v) - [\text{row } v \text{ full}]\, t_v t_v^\top / a_v, \quad
               \Big(\sum_v M_v\Big) z = \sum_v M_v C_v
+
+    For a plan of :func:`unbalanced` the bracket is :math:`\rho_1 / (\rho_1 + \epsilon)`, with the
+    sum of the row in place of :math:`a_v`, and the matrix on the right has
+    :math:`\epsilon / \rho_2` times the sums of the columns on its diagonal.
 
     The computation is one pass over the plan and one small linear system, however many iterations
     the solver took. Entries of the gradient can be negative, unlike those of :func:`plan_fixed`.
@@ -135,6 +144,7 @@ def implicit(
     value = plan_fixed(cost, coupling)
     if coupling.epsilon in (0, math.inf):  # the plan does not move
         return value
+    _check_solved(coupling)
     with torch.no_grad(), torch.autocast(cost.device.type, enabled=False):
         moved = -_moved_by(cost, coupling) / coupling.epsilon
     # The added term has the value 0 and the gradient `moved`.
@@ -154,18 +164,34 @@ def _moved_by(cost: Tensor, coupling: Coupling) -> Tensor:
     full = (given >= a * (1 - resolution)) & (given > 0)
     all_full = b.sum(1, keepdim=True) >= a.sum(1, keepdim=True) * (1 - resolution)
     full = full | (all_full & (given > 0))
-    rival = torch.where(full, 1 / given.clamp(min=torch.finfo(plan.dtype).tiny), 0.0)[:, None]
+    held, elastic = full.to(plan.dtype), 0.0
+    if coupling.rho is not None:
+        for_rows, elastic = (coupling.epsilon / weight for weight in coupling.rho)
+        held, all_full = (given > 0) / (1 + for_rows), torch.zeros_like(all_full)
+    rival = (held / given.clamp(min=torch.finfo(plan.dtype).tiny))[:, None]
 
-    # A constant in the cost has no effect; subtracting the mean reduces rounding errors.
-    inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum((1, 2), keepdim=True)
+    if coupling.rho is None:
+        # A constant in the cost has no effect; subtracting the mean reduces rounding errors.
+        inner = inner - (plan * inner).sum((1, 2), keepdim=True) / plan.sum((1, 2), keepdim=True)
     right = (plan * (inner - rival * (plan * inner).sum(1, keepdim=True))).sum(2)
-    free = (plan * ~full[:, None]).sum(2)
+    free = (plan * (1 - held[:, None])).sum(2) + elastic * plan.sum(2)
     last = free[:, -1:] + plan[:, -1].sum(1, keepdim=True) * all_full
     free = torch.cat([free[:, :-1], last], 1) + 1e-30
     duals = eliminate(free, couplings(plan.unbind(1), rival[:, 0], plan), right)
     inner = inner - duals[..., None]
     result = plan * (inner - rival * (plan * inner).sum(1, keepdim=True))
     return result.transpose(1, 2).reshape(cost.shape)
+
+
+def _check_solved(coupling: Coupling) -> None:
+    """Warn about a plan that does not solve its problem, whatever error its solver reports."""
+    plan, a, b = (part.detach() for part in (coupling.plan, coupling.a, coupling.b))
+    error = coupling.error
+    if coupling.rho is None:
+        excess = (plan.sum(-1) - a) / a.clamp(min=torch.finfo(a.dtype).tiny) - slack_of(a, b)
+        columns = ((plan.sum(-2) - b) / b).abs().amax(-1)
+        error = torch.maximum(error, torch.maximum(excess.amax(-1), columns)).detach()
+    checked(coupling._replace(error=error, tolerance=coupling.tolerance or UNSTATED))
 
 
 def _check(cost: Tensor, coupling: Coupling) -> None:

@@ -1,6 +1,7 @@
 """Laws that every public transport solver obeys, and wrong solvers that the laws reject."""
 
 import inspect
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedprompt import transport
 from fedprompt.interfaces import Coupling, TransportSolver
-from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
+from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn, unbalanced
 from references.transport import kkt_violation, marginals, planted_cost
 
 KINDS = ["clip", "trained", "wide"]
@@ -32,6 +33,9 @@ SOLVERS = {
         partial(dykstra, tolerance=TIGHT, max_iterations=50_000), masses=(0.3, 0.8, 1.0)
     ),
     "sinkhorn": Row(partial(sinkhorn, tolerance=TIGHT, max_iterations=50_000), masses=(1.0,)),
+    "unbalanced": Row(
+        partial(unbalanced, rho=math.inf, tolerance=TIGHT, max_iterations=50_000), masses=(1.0,)
+    ),
     "exact": Row(exact, entropic=False),
     "independent": Row(independent, entropic=False),
 }
@@ -160,7 +164,7 @@ def test_all_entropic_solvers_find_the_same_plan(mass):
     plans = [
         SOLVERS[name].solve(cost, a, b).plan for name in ENTROPIC if mass in SOLVERS[name].masses
     ]
-    assert len(plans) == (3 if mass == 1 else 2)
+    assert len(plans) == (4 if mass == 1 else 2)
     for plan in plans[1:]:
         torch.testing.assert_close(plan, plans[0], rtol=0, atol=1e-8)
 
@@ -214,6 +218,35 @@ def test_the_scales_of_dykstra_are_monotone():
             assert (v >= before[0] * (1 - 1e-12)).all()
             assert (u <= before[1] * (1 + 1e-12)).all()
         before = (v, u)
+
+
+def relaxed_plans_are_stationary(solve):
+    """Law T-p: ``C + epsilon log(T / ab) + rho log(marginal / mass)`` of both sides is 0."""
+    cost, a, b = problem("wide")
+    for rho in ((0.3, 2.0), (50.0, 0.1)):
+        plan = solve(cost, a, 3 * b, rho=rho).plan
+        slope = cost + 0.1 * (plan / (a[:, None] * 3 * b)).log()
+        slope += rho[0] * (plan.sum(-1, keepdim=True) / a[:, None]).log()
+        slope += rho[1] * (plan.sum(-2, keepdim=True) / (3 * b)).log()
+        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-8)
+
+
+def swaps_the_sides(cost, a, b, *, rho):
+    return unbalanced(cost, a, b, rho=rho[::-1], tolerance=TIGHT)
+
+
+def without_reference(cost, a, b, *, rho):
+    """Take the entropy for the divergence from ab."""
+    return unbalanced(cost + 0.1 * (a[:, None] * b).log(), a, b, rho=rho, tolerance=TIGHT)
+
+
+def test_relaxed_plans_are_stationary():
+    relaxed_plans_are_stationary(partial(unbalanced, tolerance=1e-12, max_iterations=5000))
+    order_is_irrelevant(partial(unbalanced, tolerance=TIGHT, rho=(0.3, 2.0)), 0.8)
+    problems_are_independent(partial(unbalanced, tolerance=TIGHT, rho=(0.3, 2.0)), 0.8)
+    for wrong in (swaps_the_sides, without_reference):
+        with pytest.raises(AssertionError):
+            relaxed_plans_are_stationary(wrong)
 
 
 def stops_early(cost, a, b, **options):

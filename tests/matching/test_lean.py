@@ -194,6 +194,12 @@ def test_no_argument_is_mutated():
     assert all(torch.equal(tensor, old) for tensor, old in zip(drawn, before, strict=True))
 
 
+def natural_duals(cost, a, b, epsilon=0.1):
+    """Refer log v to the cost itself."""
+    coupling = newton(cost, a, b, epsilon=epsilon)
+    return coupling._replace(duals=coupling.duals + cost.amin(-2) / epsilon)
+
+
 def without_duals(cost, a, b, epsilon=0.1):
     return newton(cost, a, b, epsilon=epsilon)._replace(duals=None)
 
@@ -227,6 +233,9 @@ one_by_one(text=H / 0) -> ValueError: `text` must be finite; got
 one_by_one(gradient=transport.implicit) -> ValueError: `gradient` must be plan_fixed for lean logits
 one_by_one(solver=transport.independent) -> ValueError: an `epsilon` and duals for lean
 one_by_one(solver=without_duals) -> ValueError: `solver` must return duals for lean logits
+one_by_one(solver=transport.unbalanced) -> ValueError: `solver` must return duals for lean logits
+one_by_one(solver=natural_duals) -> ValueError: `solver` must return the duals of its plans
+one_by_one(strict=1) -> TypeError: `strict` must be True or False
 one_by_one(lean=1) -> TypeError: `lean` must be True or False
 """
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from functools import partial
 from itertools import product
 from unittest.mock import patch
 
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from compilers import COMPILERS
 from fedprompt.transport import _dual as search
-from fedprompt.transport import dykstra, exact, independent, newton, sinkhorn
+from fedprompt.transport import (
+    dykstra,
+    exact,
+    independent,
+    newton,
+    plan_fixed,
+    plan_from_duals,
+    sinkhorn,
+    unbalanced,
+)
 from fedprompt.transport._problem import flat
 from references.transport import marginals, planted_cost, pot_plan, published_plan, slow_plan
 from refusals import check_refused, refusals
@@ -292,6 +302,60 @@ def test_newton_compiles_into_one_graph(epsilon, backend):
     torch.testing.assert_close(
         compiled.plan, newton(cost, *masses, epsilon=epsilon).plan, rtol=0, atol=1e-6
     )
+
+
+VMAPPED = [(0, None, None), (None, 0, None), (None, None, 0), (1, 0, 0), (0, None, 1)]
+
+
+@pytest.mark.parametrize("solver", [*ITERATIVE, exact, independent, unbalanced])
+@pytest.mark.parametrize("in_dims", VMAPPED)
+def test_vmap_over_any_argument_equals_a_loop(solver, in_dims):
+    """At an epsilon at which solvers need more steps than under ``torch.compile``."""
+    generator = torch.Generator().manual_seed(16)
+    cost = planted_cost("wide", (4, 2, 9, 3), generator)
+    a, b = (torch.rand(4, size, generator=generator).double() + 0.2 for size in (9, 3))
+    solve = solver if solver in (exact, independent) else partial(solver, epsilon=0.02)
+    whole = cost, a / a.sum(1, keepdim=True), b / b.sum(1, keepdim=True)
+    given = [
+        part[0] if dim is None else part.movedim(0, dim)
+        for part, dim in zip(whole, in_dims, strict=True)
+    ]
+    found = torch.func.vmap(lambda *problem: solve(*problem)[:3], in_dims=in_dims)(*given)
+    for index in range(4):
+        own = [part[0 if dim is None else index] for part, dim in zip(whole, in_dims, strict=True)]
+        for one, other in zip(found, solve(*own)[:3], strict=True):
+            torch.testing.assert_close(one[index], other, rtol=0, atol=1e-12)
+
+
+def test_transforms_may_be_nested_and_duals_give_plans_in_them():
+    cost = planted_cost("trained", (2, 3, 9, 2), torch.Generator().manual_seed(18))
+    a, b = marginals(9, 2, 0.8)
+    coupling = newton(cost, a, b)
+    twice = torch.func.vmap(torch.func.vmap(lambda its: newton(its, a, b).plan))
+    torch.testing.assert_close(twice(cost), coupling.plan)
+    again = torch.func.vmap(lambda its, duals: plan_from_duals(duals, its, a, b))
+    torch.testing.assert_close(again(cost, coupling.duals), coupling.plan)
+    gradient = torch.func.grad(lambda its: plan_fixed(its, newton(its, a, b)).sum())
+    torch.testing.assert_close(gradient(cost), coupling.plan)
+
+
+@pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("scale", [1e30, 1e36, 1e38, 3e38])
+def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, scale):
+    """A range that overflows when it is divided by epsilon gave NaN."""
+    cost = planted_cost("wide", (4, 6, 3), torch.Generator().manual_seed(19)).float() - 1
+    a, b = marginals(6, 3, 1.0, torch.float32)
+    if scale / epsilon > 1e37:
+        with pytest.raises(ValueError, match=r"^`cost` must have a range of at most"):
+            solver(cost * scale, a, b, epsilon=epsilon)
+    elif solver is unbalanced:
+        with pytest.raises(ValueError, match=r"^`cost` must give plans of finite mass"):
+            solver(cost * scale, a, b, epsilon=epsilon)
+    else:
+        coupling = solver(cost * scale, a, b, epsilon=epsilon, max_iterations=50)
+        assert torch.isfinite(coupling.plan).all()
+        assert torch.isfinite(coupling.error).all()
 
 
 REFUSED = """

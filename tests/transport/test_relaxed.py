@@ -1,0 +1,115 @@
+"""Unbalanced transport against POT, its limits, and the gradients of its scores."""
+
+import math
+import warnings
+
+import ot
+import pytest
+import torch
+
+from fedprompt.transport import envelope, implicit, sinkhorn, unbalanced
+from references.transport import planted_cost
+from refusals import check_refused, refusals
+
+
+def problem(mass=0.8, *, batch=(2,), rows=8, columns=3):
+    generator = torch.Generator().manual_seed(0)
+    cost = planted_cost("wide", (*batch, rows, columns), generator)
+    a, b = (
+        torch.rand(size, generator=generator, dtype=torch.float64) + 0.2 for size in (rows, columns)
+    )
+    return cost, a / a.sum(), b / b.sum() * mass
+
+
+def solve(cost, a, b, **options):
+    return unbalanced(cost, a, b, tolerance=1e-14, max_iterations=20_000, **options)
+
+
+@pytest.mark.parametrize("rho", [0.05, 1.0, (1.0, 0.3), (math.inf, 1.0), (1.0, math.inf)])
+@pytest.mark.parametrize("epsilon", [0.05, 0.1, 1.0])
+@pytest.mark.parametrize("mass", [0.8, 3.0])
+def test_plans_are_those_of_pot(rho, epsilon, mass):
+    """With the divergence from ab, and with the entropy by a change of the cost."""
+    cost, a, b = problem(mass)
+    change = epsilon * (a[:, None] * b).log()
+    for kind, moved in (("kl", cost), ("entropy", cost + change)):
+        plan = solve(moved, a, b, epsilon=epsilon, rho=rho).plan
+        for index, own in enumerate(cost.numpy()):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # POT says that "entropy" has no reference
+                expected = ot.unbalanced.sinkhorn_unbalanced(
+                    a.numpy(), b.numpy(), own, epsilon, rho,
+                    reg_type=kind, numItermax=50_000, stopThr=1e-15,
+                )  # fmt: skip
+            found = plan[index]
+            torch.testing.assert_close(found, torch.from_numpy(expected), rtol=0, atol=1e-8)
+
+
+def test_large_penalties_give_balanced_transport_in_float32_and_as_fast():
+    cost, a, b = problem(1.0)
+    balanced = sinkhorn(cost, a, b, tolerance=1e-12)
+    torch.testing.assert_close(solve(cost, a, b, rho=math.inf).plan, balanced.plan)
+    single = unbalanced(cost.float(), a.float(), b.float(), rho=1e6)
+    torch.testing.assert_close(single.plan.double(), balanced.plan, rtol=0, atol=1e-5)
+    assert single.error.max() <= 1e-4
+    assert single.iterations.max() <= 2 * balanced.iterations.max()
+
+
+def test_rows_of_no_mass_have_no_influence():
+    cost, a, b = problem()
+    a = torch.cat([a[:6], torch.zeros(2, dtype=a.dtype)])
+    coupling = unbalanced(cost, a, b)
+    assert (coupling.plan[:, 6:] == 0).all()
+    assert coupling.error.max() <= 1e-4
+    torch.testing.assert_close(coupling.plan[:, :6], unbalanced(cost[:, :6], a[:6], b).plan)
+
+
+@pytest.mark.parametrize("score", [envelope, implicit])
+@pytest.mark.parametrize("rho", [0.05, 1.0, (1.0, 0.3), (math.inf, 1.0), (1.0, math.inf)])
+def test_the_gradient_of_a_score_is_that_of_central_differences(score, rho):
+    cost, a, b = problem(columns=4)
+
+    def value(moved):
+        return score(moved, solve(moved, a, b, epsilon=0.3, rho=rho))
+
+    own = cost.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(value(own).sum(), own)
+    for row, column in ((0, 0), (3, 1), (7, 3)):
+        step = torch.zeros_like(cost)
+        step[:, row, column] = 1e-5
+        slope = (value(cost + step) - value(cost - step)) / 2e-5
+        torch.testing.assert_close(gradient[:, row, column], slope, rtol=0, atol=1e-8)
+
+
+def test_envelope_is_the_value_of_the_problem():
+    """By loops over the terms; the plan of the minimum has a smaller value than its neighbors."""
+    cost, a, b = problem(batch=())
+    coupling = solve(cost, a, b, rho=(0.5, 2.0))
+
+    def divergence(found, expected):
+        pairs = zip(found.flatten().tolist(), expected.flatten().tolist(), strict=True)
+        return sum(p * math.log(p / q) - p + q for p, q in pairs)
+
+    def value(plan):
+        both = 0.5 * divergence(plan.sum(1), a) + 2.0 * divergence(plan.sum(0), b)
+        return (plan * cost).sum().item() + 0.1 * divergence(plan, a[:, None] * b) + both
+
+    assert envelope(cost, coupling).item() == pytest.approx(value(coupling.plan), abs=1e-12)
+    assert value(coupling.plan) < min(value(factor * coupling.plan) for factor in (0.99, 1.01))
+
+
+COST, A, B = problem()
+REFUSED = """
+unbalanced(COST, A, B, rho=0.0) -> ValueError: `rho` must be above 0
+unbalanced(COST, A, B, rho=(1.0, -1.0)) -> ValueError: `rho` must be above 0
+unbalanced(COST, A, B, rho=(1.0, 1.0, 1.0)) -> TypeError: `rho` must be a number, or a pair
+unbalanced(COST, A, B, rho='1') -> TypeError: `rho` must be a number
+unbalanced(COST, A, B, rho=math.inf) -> ValueError: `b` must sum to the sum of `a`
+unbalanced(COST, A, B, epsilon=0.0) -> ValueError: `epsilon` must be above 0
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())
