@@ -20,6 +20,7 @@ from fedprompt.interfaces.nouns import (
 from fedprompt.interfaces.protocols import (
     Aggregator,
     Codec,
+    PromptInjector,
     PromptSelector,
     ResumableTrunk,
     ServerRule,
@@ -39,6 +40,7 @@ __all__ = [
     "Message",
     "Method",
     "Payload",
+    "PromptInjector",
     "PromptSelector",
     "PromptStream",
     "PromptedText",
