@@ -13,9 +13,12 @@ from tasks.papers import PAPERS
 
 SETTINGS = [setting for paper in PAPERS for setting in papers.settings(paper).values()]
 ALPHA = ("dirichlet", "overlapping")
-# Columns and rows of each printed table.
+# Columns and rows of each printed table, figure (F) and section.
 TABLES = {
-    "fedhpl": {"1": (9, 8), "2": (9, 8), "3": (14, 4), "11": (15, 2), "13": (18, 3), "14": (2, 4)},
+    "fedhpl": {
+        **{"1": (9, 9), "2": (9, 9), "3": (14, 4), "11": (18, 2), "13": (18, 3), "14": (2, 5)},
+        **{"C.5.5": (2, 2), "F3b": (3, 2), "F3c": (1, 4), "F11": (1, 8), "F12": (1, 18)},
+    },
     "sgpt": {"1": (3, 9), "2": (2, 7), "3": (1, 5), "4": (2, 3)},
     "fedl2g": {"1": (8, 8), "2": (7, 8), "3": (3, 8)},
     "fedotp": {
@@ -29,9 +32,10 @@ TABLES = {
 def test_every_table_has_its_columns_and_rows(paper):
     found = {}
     for setting in papers.settings(paper).values():
-        table = re.search(r"Table (\w+)", setting.source)[1]
-        number, titles = found.get(table, (0, set()))
-        found[table] = number + 1, titles | {row.title for row in setting.rows}
+        kind, number = re.search(r"(Table|Figure|Section) ([\w.]+)", setting.source).groups()
+        table = "F" * (kind == "Figure") + number
+        columns, titles = found.get(table, (0, set()))
+        found[table] = columns + 1, titles | {row.title for row in setting.rows}
     counted = {table: (number, len(titles)) for table, (number, titles) in found.items()}
     assert counted == TABLES[paper]
 
