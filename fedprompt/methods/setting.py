@@ -8,7 +8,6 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
         model = now.model(method, federation.data(3, now.server_round))
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -307,12 +306,13 @@ class ClientData:
     def parts(self, size: int = 128) -> Iterator[Batch]:
         """Yield all inputs and their labels in parts of about equal size, without augmentation.
 
-        Passes over all inputs in parts need the memory of one part, however many inputs there are.
+        A pass over parts needs the memory of one part, so a client may have any number of inputs.
 
         Args:
-            size: Maximum number of inputs in a part.
+            size: Number of inputs in a part. A part may have more, but less than twice as many.
+                Fewer than `size` inputs are one part.
         """
-        count = math.ceil(self.num_examples / size)
+        count = max(1, self.num_examples // size)
         for chosen in torch.arange(self.num_examples, device="cpu").tensor_split(count):
             inputs = self.inputs_at(chosen).to(self.setting.device)
             yield inputs, self.labels[chosen.to(self.labels.device)]
