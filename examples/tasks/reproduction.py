@@ -17,12 +17,11 @@ from fedprompt.methods import Setting as Run
 from fedprompt.methods.setting import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
-from tasks.borders import PART, BorderedModel, PiecewiseModel
 from tasks.clusters import cluster_accuracy
 from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial
 from tasks.division import divide, fewer, only_used, split_shards
 from tasks.epochs import EpochSetting, NetworkSetting
-from tasks.networks import Convolutional
+from tasks.networks import Convolutional, ConvolutionalModel
 from tasks.pipeline import Preparation, flipped, prepared_trunk
 from tasks.sets.readers import ImageSet
 
@@ -51,19 +50,11 @@ class Stored:
 
 @dataclass(kw_only=True)
 class PaperVits(EpochSetting, VitSetting):
-    """Vision transformers with prompts, and convolutional networks with a border of pixels.
-
-    Raises:
-        ValueError: If a batch has more images than fit in one forward pass.
-    """
-
-    def __post_init__(self) -> None:
-        if self.batch_size > PART:
-            raise ValueError(f"`batch_size` must be at most {PART}; got {self.batch_size}.")
+    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
 
     def model_class(self, trunk: Any) -> type[PromptedModel]:
         """Return the class of models with this trunk. A convolutional network has a border."""
-        return BorderedModel if isinstance(trunk, Convolutional) else PiecewiseModel
+        return ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
 
 
 @dataclass(kw_only=True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,29 @@ class Cell:
 
 def key(record: Mapping[str, Any]) -> str:
     """Return the fields that identify a cell."""
-    fields = [record[name] for name in records.NAMED]
+    fields = [record[name] for name in records.NAMED[:-1]] + [_changed(record)]
     return json.dumps([*fields, record.get("shrink", 1), record.get("inputs")], sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any]) -> str:
     """Return the row, its values and its inputs."""
-    return json.dumps([record["row"], record["values"], record.get("inputs")], sort_keys=True)
+    return json.dumps([record["row"], _changed(record), record.get("inputs")], sort_keys=True)
+
+
+def _changed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not defaults, so a later hyperparameter changes no old cell."""
+    defaults = _defaults(record["task"], record["partition"], record["row"])
+    values = record["values"].items()
+    return {name: value for name, value in values if json.dumps(value) != defaults.get(name)}
+
+
+@cache
+def _defaults(task: str, partition: str, title: str) -> dict[str, str]:
+    """Return the defaults of the method of a row; of a row in a file, none."""
+    found = tasks.TASKS.get(task)
+    rows = found.rows(partition) if found and partition in found.partitions else ()
+    entries = [row.entry for row in rows if row.title == title and row.method is not None]
+    return {name: json.dumps(value) for entry in entries for name, value in entry.defaults.items()}
 
 
 def unstable(path: Path) -> set[str]:

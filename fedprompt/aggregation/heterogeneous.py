@@ -21,7 +21,7 @@ def heterogeneous_means(
     dims: Iterable[int],
     *,
     smoothing: float = 1.0,
-    similarity: Callable[[int, int], float] = _dimension_similarity,
+    similarity: Callable[[int, int], float] | float | None = None,
 ) -> dict[int, Weighted]:
     r"""Average class logits for every distinct latent dimension (FedHPL Eq. 8).
 
@@ -42,8 +42,8 @@ def heterogeneous_means(
         dims: Latent dimension of each entry's client (at least 1).
         smoothing: Smoothing s, in counts (at least 0). The paper uses 1, which pulls the teacher of
             a rare class towards 0. With 0, the result is a weighted mean.
-        similarity: Function :math:`\beta` of two dimensions, with results from 0 to 1e18. The
-            uniform ablation of the paper is ``lambda dim, other: 1.0``.
+        similarity: Function :math:`\beta` of two dimensions, with results from 0 to 1e18, or one
+            number for all pairs. The uniform ablation of the paper is 1. If None, that of Eq. 7.
 
     Returns:
         Teacher of each distinct dimension. The weight of a class is the sum of similarity times
@@ -70,7 +70,7 @@ def heterogeneous_means(
     check.number("smoothing", smoothing, at_least=0)
     check.iterable("entries", entries, "entries")
     check.iterable("dims", dims, "integers")
-    check.function("similarity", similarity)
+    beta_of = _dimension_similarity if similarity is None else similarity
     sums: dict[int, RowSums] = {}
     first: Weighted | None = None
     widths = iter(dims)
@@ -93,7 +93,7 @@ def heterogeneous_means(
     for dim in sums:
         total = RowSums(first)
         for other, sent in sums.items():
-            beta = similarity(dim, other)
+            beta = beta_of(dim, other) if callable(beta_of) else beta_of
             check.number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
             total.add_sums(sent, beta)
         evidence = total.weight.saturated()

@@ -10,7 +10,15 @@ import torch.nn as nn
 from jaxtyping import Float, Num
 from torch import Tensor
 
-from fedprompt.interfaces.nouns import Coupling, Message, Payload, PromptedText, Selection, Weighted
+from fedprompt.interfaces.nouns import (
+    Coupling,
+    Message,
+    Payload,
+    PromptedText,
+    PromptStream,
+    Selection,
+    Weighted,
+)
 
 
 @runtime_checkable
@@ -155,6 +163,18 @@ class TrainableTrunk(ResumableTrunk, Protocol):
     @property
     def trainable(self) -> nn.Module:
         """Module that has the trained parameters under their names in the model, or none."""
+
+
+@runtime_checkable
+class PromptInjector(Protocol):
+    """Module or function that returns the prompts of a pass, as :class:`~fedprompt.DeepPrompts`.
+
+    :func:`~fedprompt.encode_prompted` inserts its stream into a trunk. Parameters of a module are
+    trained, and sent under their names.
+    """
+
+    def __call__(self) -> PromptStream:
+        """Return tokens by layer, of the trunk's width and below its depth."""
 
 
 @runtime_checkable

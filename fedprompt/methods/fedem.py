@@ -67,7 +67,8 @@ def fedem(
     def train(data, answer, state):
         predict(data, answer, state)
         with torch.no_grad():
-            weights = _posterior(model.losses(*data.own()), model.weights).mean(0)
+            parts = [_posterior(model.losses(*part), model.weights) for part in data.parts()]
+            weights = torch.cat(parts).mean(0)
         optimizer = data.optimizer(model, learning_rate)
         for images, labels in data.batches():
             losses = model.losses(images, labels)

@@ -5,28 +5,40 @@ server averages them with more weight for trunks of similar width, and each samp
 towards the row of its class. Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with
 Prompt Tuning and Logit Distillation", 2024.
 
-Up: C(C + 1) numbers, which are C rows of logits and C counts; with +P also the prompts, PLD
-numbers, and with +H the projection and the head. Down: the same, from the second round on.
+Up: at most C(C + 1) numbers, which are a row of logits for each class with a correct image and C
+counts; with +P also the prompts, PLD numbers, and with +H the projection and the head. Down: the
+same, from the second round on.
 
-Deviations: a projection to a common width lies between trunk and head, as for every method of this
-family. It is shared with the head. Teachers come from the clients of the last round only, since the
-paper has no client sampling. The count of a class is the number of logits sent, because the paper's
-count of all samples is not in its message.
+Deviations: the defaults are AdamW and eight prompts, where the paper has SGD (momentum 0.9, weight
+decay 1e-4) and three. A projection to a common width lies between trunk and head if the setting has
+one, as for every method of this family. It is shared with the head. Teachers come from the clients
+of the last round only, since the paper has no client sampling. The server aggregates after all
+clients, where Algorithm 1 prints it inside the loop over clients. Round 1 has no teacher. The count
+of a class is the number of logits sent, because the paper's count of all samples is not in its
+message. Class means replace single logits (Equation 36).
 
-Compared: no public code; with Equations 7 to 10 and App. C.4, sample by sample, float64, largest
-difference 1.1e-16; for +P and +H, float32, 9e-8 (2026-11).
+Compared: no public code; with Equations 1 to 10, 36 and App. C.4 on networks of unlike width and
+depth, with +P, +H and all ablations, sample by sample, float64, largest difference 1e-12 (2026-11).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.interfaces import Payload
+from fedprompt.interfaces import Payload, PromptInjector, Trunk
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, VitSetting, take_step
+from fedprompt.methods.setting import (
+    ClientData,
+    PromptedModel,
+    VitSetting,
+    check_at_least_zero,
+    take_step,
+)
 
 _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 
@@ -38,9 +50,46 @@ def fedhpl(
     learning_rate: float = 1e-2,
     distillation_weight: float = 1.0,
     share: Sequence[str] = (),
+    temperature: float = 4.5,
+    similarity: Callable[[int, int], float] | float | None = None,
+    smoothing: float = 1.0,
+    keep_all: bool = False,
+    deep: bool = True,
+    num_prompts: int | None = None,
+    prompts: Callable[[Trunk], PromptInjector] | None = None,
 ) -> fp.Method:
-    """FedHPL: with `share`, these parts are averaged among trunks of one width."""
-    return _taught(setting, share, learning_rate, distillation_weight)
+    """FedHPL, with every axis that the paper varies.
+
+    Args:
+        setting: Setting of the run.
+        learning_rate: Learning rate of clients (at least 0).
+        distillation_weight: Weight gamma of the distillation (at least 0).
+        share: Parts that are averaged among trunks of one width, such as "prompts" (+P).
+        temperature: Softmax temperature of the distillation (above 0).
+        similarity: Function of two latent dimensions, or a number for all pairs: 1 is the uniform
+            ablation. If None, that of Equation 7.
+        smoothing: Number that is added to the denominator of Equation 8 (at least 0).
+        keep_all: Whether clients also send the logits of misclassified images.
+        deep: Whether each block has its own prompts (Equation 5) or the first one only (4).
+        num_prompts: Number of prompts at a block. If None, that of the setting.
+        prompts: Function from a trunk to a module that returns a prompt stream. If given, `deep`
+            and `num_prompts` are not used.
+    """
+    check_at_least_zero(learning_rate=learning_rate, distillation_weight=distillation_weight)
+    setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
+    prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
+    setting = setting if prompts is None else replace(setting, prompts=prompts)
+    means = partial(fp.heterogeneous_means, smoothing=smoothing, similarity=similarity)
+
+    def train(model, data, teacher):
+        optimizer = data.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            logits = model(images)
+            loss = fp.distillation_loss(logits, labels, teacher, temperature=temperature)
+            take_step(optimizer, F.cross_entropy(logits, labels) + distillation_weight * loss)
+        return _class_logits(model, data, keep_all)
+
+    return _taught(setting, share, train, means)
 
 
 @register("FedHPL +P", **DIFFERENT_MODELS, search=_SEARCH)
@@ -48,7 +97,8 @@ def fedhpl_p(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +P: prompts are averaged among trunks of one width, which need one depth."""
-    return _taught(setting, ["prompts"], learning_rate, distillation_weight)
+    rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
+    return fedhpl(setting, share=["prompts"], **rates)
 
 
 @register("FedHPL +H", **DIFFERENT_MODELS, search=_SEARCH)
@@ -56,12 +106,16 @@ def fedhpl_h(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among trunks of one width."""
+    rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
     share = ["head"] if setting.num_features is None else ["projection", "head"]
-    return _taught(setting, share, learning_rate, distillation_weight)
+    return fedhpl(setting, share=share, **rates)
 
 
 def _taught(
-    setting: VitSetting, share: Sequence[str], learning_rate: float, weight: float
+    setting: VitSetting,
+    share: Sequence[str],
+    learn: Callable[[PromptedModel, ClientData, fp.Weighted], fp.Weighted],
+    means: Callable[..., dict[int, fp.Weighted]],
 ) -> fp.Method:
     """Make the method, which averages some parts among trunks of one width."""
     unknown = setting.unknown_rows(setting.num_classes)
@@ -75,14 +129,8 @@ def _taught(
     def train(data, answer, state):
         model = setting.model(data.id, state)
         fp.load_values(model, {n: entry for n, entry in answer.items() if n != "logits"})
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            logits = model(images)
-            loss = F.cross_entropy(logits, labels)
-            loss = loss + weight * fp.distillation_loss(logits, labels, answer["logits"])
-            take_step(optimizer, loss)
-        payload = message(_correct_logits(model, data), model, data.num_examples)
-        return payload, fp.snapshot(model, buffers=True)
+        logits = learn(model, data, answer["logits"])
+        return message(logits, model, data.num_examples), fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         return state[str(dim(client))]
@@ -91,7 +139,7 @@ def _taught(
         widths = [*map(dim, payloads)]
         # An entry of weight 0 for each width gives every width a teacher.
         entries = [payload["logits"] for payload in payloads.values()] + [unknown] * len(state)
-        teachers = fp.heterogeneous_means(entries, [*widths, *map(int, state)])
+        teachers = means(entries, [*widths, *map(int, state)])
         shared = _shared(payloads.values(), widths, state)
         return {width: {**shared[width], "logits": teachers[int(width)]} for width in state}
 
@@ -101,17 +149,25 @@ def _taught(
     forms = {kind: form(kind) for kind in range(setting.num_backbones)}
     first: dict[str, Payload] = {str(dim(kind)): sent for kind, sent in forms.items()}
     _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
+    step(0, {}, first)  # refuses hyperparameters of the means
     server = fp.Server(first, answer, step)
     return fp.Method(train, server, setting.private_model, form=form)
 
 
 @torch.no_grad()
-def _correct_logits(model: nn.Module, data: ClientData) -> fp.Weighted:
-    """Average the logits of each class over the images that are classified correctly."""
-    images, labels = data.own()
-    logits = model(images)
-    correct = logits.argmax(1) == labels
-    return fp.class_means(logits, labels, num_classes=data.setting.num_classes, keep=correct)
+def _class_logits(model: PromptedModel, data: ClientData, keep_all: bool) -> fp.Weighted:
+    """Average the logits of each class, in eval mode and in parts of the images."""
+
+    def parts() -> Iterator[fp.Weighted]:
+        for images, labels in data.parts():
+            logits = model(images)
+            keep = None if keep_all else logits.argmax(1) == labels
+            yield fp.class_means(logits, labels, num_classes=logits.shape[1], keep=keep)
+
+    model.eval()
+    means = fp.weighted_mean(parts())
+    model.train()
+    return means
 
 
 def _shared(

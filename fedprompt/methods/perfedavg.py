@@ -16,6 +16,8 @@ Compared: equations of the paper with the exact Hessian, with the deviations abo
 difference 1.1e-16 (2026-11).
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import PromptedModel, VitSetting, averaged, take_step
+from fedprompt.methods.setting import Batch, PromptedModel, VitSetting, averaged, take_step
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
@@ -57,7 +59,8 @@ def _meta_learned(
         rate = data.learning_rate(inner_rate)
         for images, labels in data.batches():
             with sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
-                adapted = _adapt(model, images[::2], labels[::2], rate, exact=exact)
+                first = images[::2], labels[::2]
+                adapted = _adapt(model, [first], len(first[1]), rate, exact=exact)
                 logits = functional_call(model, adapted, (images[1::2],))
             loss = F.cross_entropy(logits, labels[1::2])
             take_step(optimizer, loss)
@@ -67,21 +70,23 @@ def _meta_learned(
         fp.load_values(model, answer)
         if state:
             rate = data.learning_rate(inner_rate)
-            fp.load_values(model, _adapt(model, *data.own(), rate, exact=False))
+            all_images = data.parts(), data.num_examples
+            fp.load_values(model, _adapt(model, *all_images, rate, exact=False))
         return model
 
     return averaged(model, train, predict=predict)
 
 
 def _adapt(
-    model: PromptedModel, images: Tensor, labels: Tensor, inner_rate: float, *, exact: bool
+    model: PromptedModel, parts: Iterable[Batch], count: int, inner_rate: float, *, exact: bool
 ) -> dict[str, Tensor]:
-    """Return the parameters of a model after one gradient step."""
+    """Return the parameters of a model after one gradient step on `count` images in parts."""
     parameters = dict(model.named_parameters())
-    loss = F.cross_entropy(model(images), labels)
     options = {"create_graph": exact, "materialize_grads": True}
-    gradients = torch.autograd.grad(loss, list(parameters.values()), **options)
-    return {
-        name: parameter - inner_rate * gradient
-        for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True)
-    }
+    adapted: dict[str, Tensor] = dict(parameters)
+    for images, labels in parts:
+        loss = F.cross_entropy(model(images), labels) * (len(labels) / count)
+        gradients = torch.autograd.grad(loss, list(parameters.values()), **options)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            adapted[name] = adapted[name] - inner_rate * gradient
+    return adapted

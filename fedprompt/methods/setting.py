@@ -24,7 +24,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._checks as check
-from fedprompt.interfaces import TrainableTrunk, Trunk
+from fedprompt.interfaces import PromptInjector, TrainableTrunk, Trunk
 from fedprompt.rounds import load_optimizer, optimizer_state
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "attentive_server",
     "averaged",
     "broadcast",
+    "check_at_least_zero",
     "check_inputs",
     "fedavg_client",
     "known_rows",
@@ -365,6 +366,20 @@ class ClientData:
         """Multiply a learning rate by the factor of the schedule in this round."""
         return self.setting.learning_rate(rate, self.server_round)
 
+    def parts(self, size: int = 128) -> Iterator[Batch]:
+        """Yield all inputs and their labels in parts of about equal size, without augmentation.
+
+        A pass over parts needs the memory of one part, so a client may have any number of inputs.
+
+        Args:
+            size: Number of inputs in a part. A part may have more, but less than twice as many.
+                Fewer than `size` inputs are one part.
+        """
+        count = max(1, self.num_examples // size)
+        for chosen in torch.arange(self.num_examples, device="cpu").tensor_split(count):
+            inputs = self.inputs_at(chosen).to(self.setting.device)
+            yield inputs, self.labels[chosen.to(self.labels.device)]
+
     def optimizer(
         self, parameters: nn.Module | Sequence[nn.Parameter], learning_rate: float
     ) -> torch.optim.Optimizer:
@@ -579,9 +594,18 @@ def broadcast(client: int, state: fp.interfaces.State) -> Any:
 
 @torch.no_grad()
 def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
-    """Average the features of each class over all inputs of a client."""
-    images, labels = data.own()
-    return fp.class_means(model.features(images), labels, num_classes=data.setting.num_classes)
+    """Average the features of each class over all inputs of a client, in parts."""
+    classes = data.setting.num_classes
+    return fp.weighted_mean(
+        fp.class_means(model.features(images), labels, num_classes=classes)
+        for images, labels in data.parts()
+    )
+
+
+def check_at_least_zero(**values: float) -> None:
+    """Require finite hyperparameters of at least 0."""
+    for name, value in values.items():
+        check.number(name, value, at_least=0)
 
 
 def known_rows(
@@ -663,6 +687,9 @@ class VitSetting(Setting):
         tune: What clients train in place of deep prompts, such as
             ``partial(fedprompt.tuning.lora, rank=2)``. Methods that name prompts or choose parts,
             such as FedPer and FedVPT, need None.
+        prompts: Function from a trunk to a module that returns a prompt stream, such as
+            ``partial(fedprompt.ShallowPrompts, 4)``. If None, deep prompts. Methods that make
+            prompts themselves do not use it.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -679,12 +706,14 @@ class VitSetting(Setting):
     num_prompts: int = 8
     num_features: int | None = None
     tune: Tune | None = None
+    prompts: Callable[[Trunk], PromptInjector] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check.sequence("trunks", self.trunks, "trunks")
         check.some("trunks", self.trunks, "have at least one trunk")
         check.optional(check.function, "tune", self.tune)
+        check.optional(check.function, "prompts", self.prompts)
         trunks = [trunk for trunk in self.trunks if isinstance(trunk, TrainableTrunk)]
         if any([*trunk.trainable.parameters()] for trunk in trunks):
             rule = "be frozen, because `tune` says what clients train"
@@ -733,6 +762,7 @@ class VitSetting(Setting):
             ValueError: If no client is named, and there are several trunks.
         """
         trunk = self.trunk_of(client)
+        prompts = prompts or cast(Any, self.prompts)
         if self.tune is not None:
             if prompts is not None or tune is not None:
                 raise check.wrong("tune", "be None for a method with parts of its own", self.tune)

@@ -18,11 +18,11 @@ def client(dim, size, seed, *, num_classes=CLASSES, skill=1.5, without=()):
     labels = own[torch.randint(len(own), (size,), generator=generator)]
     logits = torch.randn(size, num_classes, generator=generator, dtype=torch.float64)
     logits[torch.arange(size), labels] += skill
-    return fedhpl.Client(dim, logits.tolist(), labels.tolist())
+    return fedhpl.Client(dim, list(logits), labels.tolist())
 
 
 def tensors(one):
-    return torch.tensor(one.logits, dtype=torch.float64), torch.tensor(one.labels)
+    return torch.stack(one.logits), torch.tensor(one.labels)
 
 
 def class_logits(one, num_classes=CLASSES):
@@ -53,9 +53,9 @@ def test_teachers_against_equation_8_over_every_correct_logit(clients, smoothing
     result = teachers(clients, smoothing=smoothing)
     assert set(result) == {384, 768, 1024}
     for dim, (value, weight) in result.items():
-        rows, evidence = fedhpl.teacher(clients, dim, CLASSES, smoothing=smoothing)
-        assert_near(value, torch.tensor(rows, dtype=torch.float64))
-        assert_near(weight, torch.tensor(evidence), dtype=torch.float32)
+        rows, evidence = fedhpl.teacher(clients, dim, CLASSES, fedhpl.Axes(smoothing=smoothing))
+        assert_near(value, rows)
+        assert_near(weight, evidence, dtype=torch.float32)
         assert weight[4] == 0
 
 
@@ -94,6 +94,7 @@ heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent di
 heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
 heterogeneous_means([ONE], [4], smoothing=-0.5) -> ValueError: `smoothing` must be at least 0
 heterogeneous_means([ONE], [4], smoothing=torch.nan) -> ValueError: `smoothing` must be finite; got
+heterogeneous_means([ONE], [4], similarity="1") -> TypeError: `similarity(4, 4)` must be a number
 heterogeneous_means([ONE], [4], similarity=lambda dim, other: -1.0) \
 -> ValueError: `similarity(4, 4)` must be at least 0; got -1.0
 heterogeneous_means([ONE], [4], similarity=lambda dim, other: torch.inf) \

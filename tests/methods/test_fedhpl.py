@@ -1,23 +1,22 @@
-"""FedHPL: its step follows Equations 2, 8 and 9, and its message holds correct logits only."""
+"""FedHPL: all variants are those of the paper, and a message has the correct logits alone."""
+
+from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn as nn
 from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
+from fedprompt.interfaces import PromptInjector
+from fedprompt.methods import ClientData
 from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
 from fedprompt.methods.local import local
+from references import fedhpl as paper
+from references.fedhpl import Axes
+from refusals import check_refused, refusals
 from sent_messages import sent_by
-from tiny_federations import (
-    CLASSES,
-    descend,
-    last,
-    mixed_federation,
-    parameters,
-    trunk,
-    vit_federation,
-)
+from tiny_federations import CLASSES, last, mixed_federation, parameters, trunk, vit_federation
 
 
 def test_without_distillation_it_is_local_training_bitwise():
@@ -28,41 +27,137 @@ def test_without_distillation_it_is_local_training_bitwise():
         assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
-def test_the_second_round_descends_the_stated_objective():
-    """One client is its own teacher: n / (1 + n) times its mean logits of correct images."""
-    made = mixed_federation(
-        clients=[1], cohort_size=1, steps=1, batch_size=8, make_optimizer=torch.optim.SGD
+VARIANTS = {
+    "as in the paper": Axes(),
+    "+P": Axes(share=("prompts",)),
+    "+H": Axes(share=("head",)),
+    "uniform": Axes(uniform=True),
+    "all logits": Axes(keep_all=True),
+    "temperature": Axes(temperature=1.5, gamma=2.0),
+    "smoothing": Axes(smoothing=0.0),
+    "shallow": Axes(deep=False),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("axes", VARIANTS.values(), ids=VARIANTS)
+def test_two_rounds_are_those_of_the_paper(axes):
+    """Trunks differ in width and depth, and their large weights make prompts count."""
+    sgd = partial(torch.optim.SGD, momentum=0.9, weight_decay=1e-4)
+    trunks = [wild_trunk(8, 2), wild_trunk(12, 3)]
+    made = vit_federation(trunks=trunks, num_prompts=5, batch_size=2, make_optimizer=sgd)
+    axes = axes._replace(rate=0.1)
+    start, expected, known = reference(made, axes)
+    found = last(
+        fedhpl,
+        made,
+        learning_rate=axes.rate,
+        distillation_weight=axes.gamma,
+        similarity=1.0 if axes.uniform else None,
+        num_prompts=2,
+        **{name: getattr(axes, name) for name in ("temperature", "smoothing", "keep_all", "deep")},
+        share=axes.share,
     )
-    found = parameters(last(fedhpl, made, learning_rate=0.1, distillation_weight=2.0), 1)
-    model = made.new_model(1)
-    train(model, made, 0, lambda logits, labels: 0.0)
-    images, labels = made.own(1)
-    logits = model(images).detach()
-    sums, counts = torch.zeros(CLASSES, CLASSES), torch.zeros(CLASSES)
-    for row, label in zip(logits, labels, strict=True):
-        if row.argmax() == label:
-            sums[label] += row
-            counts[label] += 1
-    assert 0 < counts.count_nonzero() < CLASSES  # so the mask matters
-
-    def divergence(logits, labels):
-        total = 0.0
-        for row, label in zip(logits, labels, strict=True):
-            if counts[label] > 0:
-                teacher = (sums[label] / (1 + counts[label]) / 4.5).softmax(0)
-                total = total + (teacher * (teacher.log() - (row / 4.5).log_softmax(0))).sum()
-        return 2.0 * total / len(labels)
-
-    train(model, made, 1, divergence)
-    expected = dict(model.named_parameters())
-    torch.testing.assert_close(found, {name: expected[name].detach() for name in found})
+    for client in made.clients:
+        for name, value in parameters(found, client).items():
+            torch.testing.assert_close(value, expected[client][name], rtol=0, atol=1e-12)
+    for dim, (rows, evidence) in known.items():
+        teacher = found.now.server[str(dim)]["logits"]
+        torch.testing.assert_close(tuple(teacher), (rows, evidence), rtol=0, atol=1e-12)
+        assert (evidence > 0).any()
+    moved = expected[1]["prompts.tokens"] - start[1]["prompts.tokens"]
+    assert moved.abs().max() > 0.01
 
 
-def train(model, made, server_round, extra):
-    for images, labels in made.batches(1, server_round):
-        logits = model(images)
-        objective = F.cross_entropy(logits, labels) + extra(logits, labels)
-        descend(objective, model.parameters(), 0.1)
+def wild_trunk(dim, depth):
+    torch.manual_seed(dim)
+    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0, "num_heads": 2}
+    model = VisionTransformer(embed_dim=dim, depth=depth, **sizes)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.7)
+    return fp.vit_trunk(model)
+
+
+def reference(made, axes):
+    """Return first and last values of all clients, and the last teacher of each width."""
+    kind = partial(fp.DeepPrompts if axes.deep else fp.ShallowPrompts, 2)
+    start = {k: fp.snapshot(made.new_model(k, prompts=kind)) for k in made.clients}
+    values, nothing = dict(start), torch.zeros(CLASSES, CLASSES)
+    known = {trunk.dim: (nothing, nothing[0]) for trunk in made.trunks}
+    shared = {dim: {} for dim in known}
+    for number, cohort in enumerate(made.cohorts()):
+        sent = {}
+        for k in cohort:
+            (vit, dim), (images, labels) = vit_of(made, k), made.own(k)
+            own, batches = {**values[k], **shared[dim]}, made.batches(k, number)
+            values[k] = paper.train(vit, own, batches, known[dim], axes)
+            logits = paper.forward(vit, values[k], images, axes)
+            sent[k] = paper.Client(dim, list(logits), labels.tolist())
+        known = {dim: paper.teacher([*sent.values()], dim, CLASSES, axes) for dim in known}
+        for dim in known:
+            alike = {k: values[k] for k in cohort if sent[k].dim == dim}
+            if alike and axes.share:
+                shared[dim] = paper.averaged(alike, made.num_examples, axes.share)
+    return start, values, known
+
+
+def vit_of(made, client):
+    trunk = made.trunk_of(client)
+    return trunk.model, trunk.dim
+
+
+class OneToken(nn.Module):
+    """Injector of one's own: a token before the last block alone."""
+
+    def __init__(self, trunk):
+        super().__init__()
+        self.layer, self.token = trunk.depth - 1, nn.Parameter(torch.zeros(1, trunk.dim))
+
+    def forward(self):
+        return fp.PromptStream({self.layer: self.token})
+
+
+def test_a_foreign_injector_is_trained_in_a_loop_and_in_the_method():
+    injector = OneToken(trunk(8))
+    assert isinstance(injector, PromptInjector)
+    pooled = fp.encode_prompted(trunk(8), torch.ones(2, 1, 8, 8), injector()).pooled
+    pooled.square().sum().backward()
+    assert injector.token.grad.any()
+    for share in ([], ["prompts"]):
+        trained = parameters(last(fedhpl, mixed_federation(), prompts=OneToken, share=share), 1)
+        assert trained["prompts.token"].any()
+
+
+REFUSED = """
+fedhpl(SETTING, learning_rate=-1.0) -> ValueError: `learning_rate` must be at least 0; got -1.0
+fedhpl(SETTING, distillation_weight=nan) -> ValueError: `distillation_weight` must be finite; got
+fedhpl(SETTING, smoothing=-1.0) -> ValueError: `smoothing` must be at least 0; got -1.0
+fedhpl(SETTING, similarity=-1.0) -> ValueError: `similarity(8, 8)` must be at least 0; got -1.0
+fedhpl(SETTING, num_prompts=-1) -> ValueError: `num_prompts` must be at least 0; got -1
+fedhpl(SETTING, prompts=3) -> TypeError: `prompts` must be a function
+last(fedhpl, SETTING, temperature=0.0) -> ValueError: `temperature` must be above 0; got 0.0
+"""
+SETTING = mixed_federation()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_hyperparameters_out_of_range_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())
+
+
+def test_a_round_without_steps_sends_the_logits_of_the_first_values():
+    made = mixed_federation(steps=0)
+    assert torch.equal(last(fedhpl, made).of(1).head.weight, made.new_model(1).head.weight)
+
+
+def test_parts_of_images_give_the_means_of_all(monkeypatch):
+    made = mixed_federation()
+    whole = last(fedhpl, made).now.server
+    monkeypatch.setattr(ClientData.parts, "__defaults__", (3,))
+    in_parts = last(fedhpl, made).now.server
+    for width, reply in whole.items():
+        torch.testing.assert_close(tuple(in_parts[width]["logits"]), tuple(reply["logits"]))
 
 
 def test_a_message_has_one_count_for_each_class_and_the_rows_of_correct_classes():

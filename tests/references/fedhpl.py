@@ -1,22 +1,43 @@
-"""FedHPL, Eqs. 7-10, as slow and simple loops over clients, samples and classes in float64.
+"""FedHPL, Eqs. 1-10 and 36 and App. C.4, as slow loops over clients, samples and classes.
 
 Ma et al., "FedHPL: Efficient Heterogeneous Federated Learning with Prompt Tuning and Logit
-Distillation", 2024. Written from the paper. Here Eq. 8 is a sum over all correct logits, and not a
-mean of class means. So it is independent of code that uploads class means.
+Distillation", 2024. Written from the paper. Here Eq. 8 is a sum over single logits, and not a mean
+of class means. So it is independent of code that uploads class means. The forward pass, the loss,
+the servers and SGD share no code with the library.
 """
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-Row = list[float]
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from references.vpt import prompted_vit
+
+Values = Mapping[str, Tensor]
 
 
 class Client(NamedTuple):
     """Logits and labels of one client after local training."""
 
     dim: int  # width of its features before the head
-    logits: list[Row]  # one row for each local sample
+    logits: list[Tensor]  # one row for each local sample
     labels: list[int]
+
+
+class Axes(NamedTuple):
+    """Everything that the paper varies, with its values."""
+
+    rate: float = 0.01
+    gamma: float = 1.0
+    temperature: float = 4.5
+    smoothing: float = 1.0
+    uniform: bool = False
+    keep_all: bool = False
+    deep: bool = True
+    share: tuple[str, ...] = ()
 
 
 def similarity(dim: int, other: int) -> float:
@@ -24,69 +45,85 @@ def similarity(dim: int, other: int) -> float:
     return dim / other if dim <= other else other / dim
 
 
-def is_correct(logits: Row, label: int) -> bool:
+def is_correct(logits: Tensor, label: int) -> bool:
     """Return whether the logit of the label is the largest."""
     return all(logits[label] > logit for column, logit in enumerate(logits) if column != label)
 
 
-def class_means(client: Client, num_classes: int) -> tuple[list[Row], list[int]]:
-    """Return the mean of the correct logits of each class, and their number (Eq. 10)."""
-    means, counts = [], []
+def sent(client: Client, label: int, *, keep_all: bool = False) -> list[Tensor]:
+    """Return the single logits of a class that a client sends (Sec. 3.3, client uploading)."""
+    return [
+        logits
+        for logits, own in zip(client.logits, client.labels, strict=True)
+        if own == label and (keep_all or is_correct(logits, label))
+    ]
+
+
+def teacher(clients: list[Client], dim: int, num_classes: int, axes: Axes) -> tuple[Tensor, Tensor]:
+    """Return the teacher of width `dim` (Eq. 8), and the sum of the similarities for each row."""
+    rows = torch.zeros(num_classes, num_classes, dtype=torch.float64)
+    evidence = torch.zeros(num_classes, dtype=torch.float64)
     for label in range(num_classes):
-        total, count = [0.0] * num_classes, 0
-        for logits, own_label in zip(client.logits, client.labels, strict=True):
-            if own_label == label and is_correct(logits, label):
-                count += 1
-                for column in range(num_classes):
-                    total[column] += logits[column]
-        means.append([entry / count if count else 0.0 for entry in total])
-        counts.append(count)
-    return means, counts
-
-
-def teacher(
-    clients: list[Client], dim: int, num_classes: int, *, smoothing: float = 1.0
-) -> tuple[list[Row], Row]:
-    """Return the teacher of a client of width `dim`, from all correct logits (Eq. 8).
-
-    The second result has the sum of the similarities for each row.
-    """
-    rows, evidence = [], []
-    for label in range(num_classes):
-        numerator, weight = [0.0] * num_classes, 0.0
         for client in clients:
-            for logits, own_label in zip(client.logits, client.labels, strict=True):
-                if own_label == label and is_correct(logits, label):
-                    weight += similarity(dim, client.dim)
-                    for column in range(num_classes):
-                        numerator[column] += similarity(dim, client.dim) * logits[column]
-        rows.append([entry / (smoothing + weight) if weight else 0.0 for entry in numerator])
-        evidence.append(weight)
+            beta = 1.0 if axes.uniform else similarity(dim, client.dim)
+            for logits in sent(client, label, keep_all=axes.keep_all):
+                rows[label] += beta * logits
+                evidence[label] += beta
+        if evidence[label]:
+            rows[label] /= axes.smoothing + evidence[label]
     return rows, evidence
 
 
-def softmax(logits: Row, temperature: float) -> Row:
-    """Return probabilities at a temperature."""
-    largest = max(logits)
-    exponentials = [math.exp((logit - largest) / temperature) for logit in logits]
-    return [entry / math.fsum(exponentials) for entry in exponentials]
+def log_softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log-probabilities at a temperature."""
+    scaled = (logits - logits.max()) / temperature
+    return scaled - sum(math.e**entry for entry in scaled).log()
 
 
 def distillation_loss(
-    logits: list[Row],
-    labels: list[int],
-    teacher_rows: list[Row],
-    evidence: Row,
-    *,
-    temperature: float,
-) -> float:
+    logits: Iterable[Tensor], labels: list[int], rows: Tensor, evidence: Tensor, temperature: float
+) -> Tensor:
     """Return the mean over samples of KL(teacher || student) (Eq. 9).
 
     For a class without evidence, the teacher is the sample itself (App. C.4).
     """
-    total = 0.0
+    total = torch.zeros(()).double()
     for student, label in zip(logits, labels, strict=True):
-        target = teacher_rows[label] if evidence[label] > 0 else student
-        for p, q in zip(softmax(target, temperature), softmax(student, temperature), strict=True):
-            total += p * math.log(p / q)
-    return total / len(logits)
+        p = log_softmax(rows[label] if evidence[label] > 0 else student.detach(), temperature)
+        total = total + (p.exp() * (p - log_softmax(student, temperature))).sum()
+    return total / len(labels)
+
+
+def forward(vit: nn.Module, values: Values, images: Tensor, axes: Axes) -> Tensor:
+    """Return logits of the class token after the last norm (Eqs. 3 to 6)."""
+    prompts = dict(enumerate(values["prompts.tokens"]))
+    pooled, _ = prompted_vit(vit, images, [(prompts, axes.deep)])
+    return pooled @ values["head.weight"].T + values["head.bias"]
+
+
+def train(
+    vit: nn.Module, values: Values, batches: Iterable[tuple[Tensor, Tensor]], known, axes: Axes
+) -> dict[str, Tensor]:
+    """Descend Eq. 2 by SGD with momentum 0.9 and weight decay 1e-4 (Alg. 1, LocalTrain)."""
+    speed: dict[str, Tensor] = {}
+    for images, labels in batches:
+        values = {name: value.detach().requires_grad_() for name, value in values.items()}
+        logits, classes = forward(vit, values, images, axes), labels.tolist()
+        pairs = zip(logits, classes, strict=True)
+        loss = -sum(log_softmax(row)[label] for row, label in pairs) / len(classes)
+        loss = loss + axes.gamma * distillation_loss(logits, classes, *known, axes.temperature)
+        for name, slope in zip(values, torch.autograd.grad(loss, [*values.values()]), strict=True):
+            step = slope + 1e-4 * values[name]
+            speed[name] = 0.9 * speed[name] + step if name in speed else step
+        values = {name: value - axes.rate * speed[name] for name, value in values.items()}
+    return {name: value.detach() for name, value in values.items()}
+
+
+def averaged(models: Mapping[int, Values], sizes: Callable[[int], int], share: tuple[str, ...]):
+    """Average the shared parts of clients of one width by numbers of images (+P and +H)."""
+    total = sum(map(sizes, models))
+    return {
+        name: sum(sizes(client) * values[name] for client, values in models.items()) / total
+        for name in next(iter(models.values()))
+        if name.startswith(share)
+    }

@@ -15,7 +15,10 @@ SETTINGS = [setting for paper in PAPERS for setting in papers.settings(paper).va
 ALPHA = ("dirichlet", "overlapping")
 # Columns and rows of each printed table, figure (F) and section.
 TABLES = {
-    "fedhpl": {"1": (9, 8), "2": (9, 8), "3": (14, 4), "11": (15, 2), "13": (18, 3), "14": (2, 4)},
+    "fedhpl": {
+        **{"1": (9, 9), "2": (9, 9), "3": (14, 4), "11": (18, 2), "13": (18, 3), "14": (2, 5)},
+        **{"C.5.5": (2, 2), "F3b": (3, 2), "F3c": (1, 4), "F11": (1, 8), "F12": (1, 18)},
+    },
     "sgpt": {"1": (3, 9), "2": (2, 7), "3": (1, 5), "4": (2, 3), "F4": (1, 11), "F6": (1, 10)},
     "fedl2g": {"1": (8, 8), "2": (7, 8), "3": (3, 8)},
     "fedotp": {

@@ -14,7 +14,7 @@ import fedprompt as fp
 from fabricated import fabricate, unchecked
 from fedprompt.methods import METHODS, Setting
 from other_device import other_device
-from tasks import TASKS, borders, figures, papers, reproduction, sets
+from tasks import TASKS, figures, papers, reproduction, sets
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine, Trial
 from tasks.division import divide, fewer
@@ -24,7 +24,6 @@ from tasks.pipeline import flipped
 from tasks.reproduction import PaperVits, Stored
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
-from tiny_federations import trunk as tiny_trunk
 from tiny_federations import vit_federation
 from zoo import TINY as TINY_NETWORKS
 from zoo import network
@@ -209,21 +208,6 @@ def test_border_of_a_model_is_around_the_prepared_images():
     assert torch.equal(bordered[:, :, 2:-2, 2:-2], pixels / 255)
     expected = nn.functional.linear(trunk.network(bordered), model.head.weight, model.head.bias)
     torch.testing.assert_close(model(pixels), expected)
-
-
-@pytest.mark.parametrize(
-    ("trunk", "shape"), [(pixel_trunk(4), (3, SIDE, SIDE)), (tiny_trunk(8), (1, 8, 8))]
-)
-def test_many_images_are_encoded_in_parts_with_equal_gradients(trunk, shape, monkeypatch):
-    model, pixels = federation([trunk]).setting.new_model(), torch.rand(12, *shape)
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    results = []
-    for part in (5, 12):
-        monkeypatch.setattr(borders, "PART", part)
-        found = model(pixels)
-        gradients = torch.autograd.grad(found.square().sum(), parameters)
-        results.append([found.detach(), *gradients])
-    torch.testing.assert_close(*results)
 
 
 def test_every_image_is_in_one_batch_of_each_epoch():
