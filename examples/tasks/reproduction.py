@@ -19,7 +19,7 @@ from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.borders import PART, BorderedModel, PiecewiseModel
 from tasks.clusters import cluster_accuracy
-from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial
+from tasks.core import COLUMNS, Causes, Machine, Row, Task, TaskError, Trial, explained
 from tasks.division import divide, divided_anew, fewer
 from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.networks import Convolutional
@@ -217,7 +217,7 @@ def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
     def causes(partition: str, row: Row) -> Causes | None:
-        return cluster_accuracy if "clusters" in row.figures else None
+        return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
 
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]
