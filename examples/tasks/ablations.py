@@ -17,7 +17,18 @@ import photographs
 from fedprompt import samples
 from fedprompt.methods import VitSetting
 from tasks import digits
-from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, Trial, content
+from tasks.core import (
+    COLUMNS,
+    Causes,
+    Images,
+    Machine,
+    Row,
+    Task,
+    Trial,
+    content,
+    explained,
+    guides,
+)
 from tasks.epochs import NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
@@ -194,24 +205,22 @@ def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
 
 
 @torch.no_grad()
-def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+def losses(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     """Measure how far the guides of FedL2G-f moved, and the two losses of the first client."""
     data = trial.federation.data(0, now.server_round)
     model = now.model(method, data)
     images, labels = data.own()
-    first, last = method.server.state["guides"], now.server["guides"]
     model.eval()
     features = model.features(images)
-    return {
-        "distance of the guides, of their first norm": float((last - first).norm() / first.norm()),
-        "guide loss": F.mse_loss(features, last[labels]).item(),
+    return guides(trial, method, now) | {
+        "guide loss": F.mse_loss(features, now.server["guides"][labels]).item(),
         "cross-entropy": F.cross_entropy(model.head(features), labels).item(),
     }
 
 
 CAUSES: dict[str, Causes] = {
     **dict.fromkeys(("SGPT", "SGPT, mean readout", "SGPT as printed"), groups),
-    "FedL2G-f": guides,
+    "FedL2G-f": losses,
 }
 """What explains a row: the rows of :data:`ABLATIONS` by their title."""
 
@@ -233,7 +242,7 @@ def task(name: str) -> Task:
         columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"} | RISE[name],
         references={title: [title]},
         compared=[first["compared"]],
-        causes=lambda partition, row: CAUSES.get(row.title),
+        causes=lambda partition, row: CAUSES.get(row.title) or explained(partition, row),
     )
 
 

@@ -225,6 +225,19 @@ Causes = Callable[[Trial, fp.Method, fp.Round], Mapping[str, float]]
 """Function from a finished run to further figures."""
 
 
+def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how far the guides of FedL2G moved."""
+    first, last = method.server.state["guides"], now.server["guides"]
+    return {
+        "distance of the guides, of their first norm": float((last - first).norm() / first.norm())
+    }
+
+
+def explained(partition: str, row: Row) -> Causes | None:
+    """Return what explains a row of any task: how far guides moved."""
+    return guides if row.method in ("fedl2g_l", "fedl2g_f") else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """Partitions of one kind of data and models.
@@ -245,7 +258,7 @@ class Task:
             several, a row is compared with the one that takes as many backward passes.
         compared: Columns of the differences to the references.
         causes: Function (partition, row) -> function (trial, method, last round) -> further
-            figures, or None.
+            figures, or None. If not given, :func:`explained`.
         last_rounds: Function (partition, row) -> number of last rounds that are averaged.
         hours: Function (partition, row) -> hours of one run, by arithmetic; None if not known.
         processor: Processor of these hours.
@@ -266,7 +279,7 @@ class Task:
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
-    causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
+    causes: Callable[[str, Row], Causes | None] = explained
     last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
     hours: Callable[[str, Row], float | None]
     processor: str = "one core of the machine of the records"

@@ -25,7 +25,18 @@ from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.setting import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, TaskError, Trial, content
+from tasks.core import (
+    HEAD_RATE,
+    NEWCOMERS,
+    Images,
+    Machine,
+    Row,
+    Task,
+    TaskError,
+    Trial,
+    content,
+    explained,
+)
 from tasks.digits import LOCAL
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
@@ -370,7 +381,9 @@ def task(name: str, title: str, *without: str) -> Task:
             **NEWCOMERS,
         },
         references={"local": [Row.of(name).title for name in LOCAL.split()]},
-        causes=lambda partition, row: bytes_kept if partition.startswith("deep") else None,
+        causes=lambda partition, row: (
+            bytes_kept if partition.startswith("deep") else explained(partition, row)
+        ),
         compared=("own", "balanced"),
         bound=0.048,
     )

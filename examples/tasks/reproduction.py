@@ -18,7 +18,7 @@ from fedprompt.methods.setting import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.clusters import cluster_accuracy
-from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial
+from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial, explained
 from tasks.division import divide, fewer, only_used, split_shards
 from tasks.epochs import EpochSetting, NetworkSetting
 from tasks.networks import Convolutional, ConvolutionalModel
@@ -221,7 +221,7 @@ def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
     def causes(partition: str, row: Row) -> Causes | None:
-        return cluster_accuracy if "clusters" in row.figures else None
+        return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
 
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]

@@ -61,7 +61,7 @@ def check_call(
     """Require a module and the numbers of the step, in a place where gradients can be computed."""
     check.gradients_are_recorded("guide_gradient")
     check.module("model", model)
-    check.factor("learning_rate", learning_rate, above=0)
+    check.factor("learning_rate", learning_rate)
     check.factor("guide_weight", guide_weight)
     check.function("loss", loss)
     check.function("method", method)

@@ -14,23 +14,19 @@ import fedprompt._checks as check
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
 from fedprompt.guidance import _validation as valid
-from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
 from fedprompt.guidance._passes import Evaluate, Parameters, Passes
 from fedprompt.guidance._validation import Guides, Pair
-from fedprompt.guidance.methods import forward_mode
-from fedprompt.interfaces import Weighted
+from fedprompt.guidance.derivatives import forward_mode
+from fedprompt.guidance.loss import at_least_single, guide_loss, label_loss
+from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
 
 _Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 """One pair (images, labels), or several."""
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
-_Method = Callable[[Evaluate, Parameters, Parameters], Tensor]
-"""(evaluate, parameters, direction) -> the derivative of the guided output."""
 _Step = tuple[Parameters, Callable[[_Gradients], _Gradients]]
 """(parameters after the step, function from their gradients to those of the step's gradients)."""
-_Update = Callable[..., Mapping[str, Tensor]]
-"""(parameters, gradients, learning_rate=...) -> the parameters after one step."""
 
 
 def guide_gradient(
@@ -42,8 +38,8 @@ def guide_gradient(
     learning_rate: float,
     guide_weight: float = 1.0,
     loss: GuideLoss = F.mse_loss,
-    update: _Update | None = None,
-    method: _Method = forward_mode,
+    update: GuideUpdate | None = None,
+    method: GuideDerivative = forward_mode,
 ) -> Weighted:
     r"""Differentiate the quiz loss after one guided step with respect to the guides, exactly.
 
@@ -75,11 +71,11 @@ def guide_gradient(
         study: Batch for the step: a pair (images, labels), or several pairs, whose losses are
             averaged.
         quiz: Batch for the loss after the step, in the same form.
-        learning_rate: Learning rate of the step (above 0).
+        learning_rate: Learning rate of the step (at least 0).
         guide_weight: Factor of the guide loss, as in local training (at least 0).
         loss: Guide loss, twice differentiable: (guided, guides of the samples) to a scalar.
-        update: Differentiable function ``(parameters, gradients, learning_rate=...)`` from mappings
-            by name to the new parameters. If None, the step is plain gradient descent without
+        update: Differentiable step of the parameters. :func:`~fedprompt.guidance.optimizer_update`
+            makes it from a client's optimizer. If None, the step is plain gradient descent without
             momentum or weight decay, as in FedL2G.
         method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode`,
             :func:`~fedprompt.guidance.double_backward` or
@@ -210,7 +206,7 @@ def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float
 
 
 def _take(
-    update: _Update, parameters: Parameters, gradients: _Gradients, learning_rate: float
+    update: GuideUpdate, parameters: Parameters, gradients: _Gradients, learning_rate: float
 ) -> _Step:
     """Take a user's step. Its pull-back is a backward pass through the step."""
     leaves = {

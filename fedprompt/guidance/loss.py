@@ -1,13 +1,13 @@
 """The loss by which a client follows guides."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt.guidance._losses import GuideLoss, at_least_single, guide_loss, label_loss
-from fedprompt.guidance._validation import check_outputs, checked_guides
-from fedprompt.interfaces import Weighted
+from fedprompt.guidance._validation import Guides, check_outputs, check_scalar_loss, checked_guides
+from fedprompt.interfaces import GuideLoss, Weighted
 
 
 def guided_loss(
@@ -76,3 +76,30 @@ def guided_loss(
         empty = checked.table[labels]
         return at_least_single(logits).sum() + at_least_single(guided).sum() + empty.sum()
     return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, checked, loss)
+
+
+def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Compute the cross-entropy in float32 at least."""
+    return F.cross_entropy(at_least_single(logits), labels)
+
+
+def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) -> Tensor:
+    """Compute the loss between samples and the guides of their classes.
+
+    A sample without a guide is compared with itself, and receives no gradient.
+    """
+    guided = at_least_single(guided)
+    rows = guides.table[labels]
+    if guides.mask is not None:
+        mask = guides.mask[labels, None]
+        still = guided.detach()
+        rows = torch.where(mask, rows, still)
+        guided = torch.where(mask, guided, still)
+    value = loss(guided, at_least_single(rows))
+    check_scalar_loss(value)
+    return value
+
+
+def at_least_single(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32. Other dtypes are unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -3,7 +3,7 @@
 Your own piece can replace one of the library wherever it fits the protocol.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch.nn as nn
@@ -262,3 +262,46 @@ class ContextLearner(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters with their names."""
+
+
+@runtime_checkable
+class GuideLoss(Protocol):
+    """Twice differentiable loss between outputs of samples and the guides of their classes."""
+
+    def __call__(
+        self, guided: Float[Tensor, "batch dim"], guides: Float[Tensor, "batch dim"], /
+    ) -> Float[Tensor, ""]:
+        """Return the loss, a mean over the batch."""
+
+
+@runtime_checkable
+class GuideUpdate(Protocol):
+    """Differentiable step of a client, for :func:`~fedprompt.guide_gradient`."""
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        gradients: Mapping[str, Tensor],
+        /,
+        *,
+        learning_rate: float,
+    ) -> Mapping[str, Tensor]:
+        """Return the parameters after the step, by name, as a function of their gradients."""
+
+
+@runtime_checkable
+class GuideDerivative(Protocol):
+    """Derivative of a model's guided output along a direction of its parameters.
+
+    ``evaluate(parameters, then)`` runs the model and returns ``then(guided)``, with the same
+    dropout masks and buffers in each call.
+    """
+
+    def __call__(
+        self,
+        evaluate: Callable[[Mapping[str, Tensor], Callable[[Tensor], Tensor]], Tensor],
+        parameters: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
+        /,
+    ) -> Float[Tensor, "batch dim"]:
+        """Return the derivative at `parameters`, of the shape of the guided output."""

@@ -10,9 +10,14 @@ Up: at most C(G + 1) numbers, which are the rows of the classes of the study bat
 each class. G is C for FedL2G-l, and D for FedL2G-f. Down: CG numbers.
 
 Deviations: before clients follow the guides, the guides learn for two rounds, in which clients also
-train, without guides; in the paper they do not. The quiz has the paper's ten images, or a quarter
-of the images of a smaller client. The study batch is the last one of the round. Clients do not clip
-gradients, and the guide loss has a tuned weight, which is 1 in the paper.
+train, without guides; in the paper there are 50 rounds, in which models stay
+(`train_in_warm_up=False`). Clients have the optimizer of the setting, which is AdamW if you name
+none, and the trial step is its next step, at its present learning rate; in the paper both are plain
+SGD. After Adam's first step, as in a warm-up in which models stay, guides hardly learn. The server
+rate of FedL2G-l is 1, and 0.1 in the paper. The server clips the gradient to norm 100, as in the
+authors' code. Clients do not clip theirs, which the code clips to 100, too. The guide loss has the
+weight 0.1, and 1 in the paper. The quiz has the paper's ten images, or a quarter of the images of a
+smaller client. The study batch is the last one of the round; if no step is taken, it is drawn.
 
 Compared: TsingZ0/FedL2G 4db2d14 by double backward, with the deviations above, float64, largest
 difference 1.1e-16 (2026-11).
@@ -22,9 +27,13 @@ from functools import partial
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._checks as check
+from fedprompt.guidance import forward_mode, optimizer_update
+from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
 
@@ -54,9 +63,33 @@ def fedl2g_l(
     guide_weight: float = 0.1,
     server_rate: float = 1.0,
     warm_up: int = 2,
+    train_in_warm_up: bool = True,
+    quiz_size: int = 10,
+    max_norm: float | None = 100.0,
+    loss: GuideLoss = F.mse_loss,
+    update: GuideUpdate | None = None,
+    derivative: GuideDerivative = forward_mode,
 ) -> fp.Method:
-    """FedL2G-l: guides of the logits."""
-    return _learn_to_guide(setting, False, learning_rate, guide_weight, server_rate, warm_up)
+    """FedL2G-l: guides of the logits.
+
+    Args:
+        setting: Setting of the run.
+        learning_rate: Learning rate of clients (at least 0).
+        guide_weight: Factor of the guide loss (at least 0).
+        server_rate: Learning rate of the server (at least 0). With 0, the guides stay random.
+        warm_up: Number of first rounds in which clients do not follow the guides (at least 0).
+        train_in_warm_up: Whether clients train in these rounds, without guides. In the paper, their
+            models stay.
+        quiz_size: Largest number of images of a quiz (at least 1).
+        max_norm: Bound on the norm of the server's gradient (above 0). If None, there is no bound.
+        loss: Guide loss.
+        update: Trial step. If None, the next step of the client's optimizer, which must be SGD,
+            Adam or AdamW.
+        derivative: Derivative of the guided output along a direction.
+    """
+    numbers = learning_rate, guide_weight, server_rate, max_norm, quiz_size
+    pieces = loss, update, derivative
+    return _learn_to_guide(setting, False, numbers, (warm_up, train_in_warm_up), pieces)
 
 
 @register("FedL2G-f", **DIFFERENT_MODELS, search=_SEARCH)
@@ -67,14 +100,22 @@ def fedl2g_f(
     guide_weight: float = 0.1,
     server_rate: float = 100.0,
     warm_up: int = 2,
+    train_in_warm_up: bool = True,
+    quiz_size: int = 10,
+    max_norm: float | None = 100.0,
+    loss: GuideLoss = F.mse_loss,
+    update: GuideUpdate | None = None,
+    derivative: GuideDerivative = forward_mode,
 ) -> fp.Method:
-    """FedL2G-f: guides of the features."""
-    return _learn_to_guide(setting, True, learning_rate, guide_weight, server_rate, warm_up)
+    """FedL2G-f: guides of the features. The arguments are those of :func:`fedl2g_l`."""
+    numbers = learning_rate, guide_weight, server_rate, max_norm, quiz_size
+    pieces = loss, update, derivative
+    return _learn_to_guide(setting, True, numbers, (warm_up, train_in_warm_up), pieces)
 
 
-def _study_and_quiz(data: ClientData) -> tuple[Tensor, Batch]:
+def _study_and_quiz(data: ClientData, largest: int) -> tuple[Tensor, Batch]:
     """Return the positions of study images, and a quiz, which are the same in all rounds."""
-    size = max(1, min(10, data.num_examples // 4))
+    size = max(1, min(largest, data.num_examples // 4))
     draw = data.at(0).generator("quiz")
     parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
     study, quiz = map(torch.as_tensor, parts)
@@ -82,31 +123,55 @@ def _study_and_quiz(data: ClientData) -> tuple[Tensor, Batch]:
     return study, (inputs[quiz], labels[quiz])
 
 
-def _learn_to_guide(
-    setting: VitSetting, by_features: bool, rate: float, weight: float, pace: float, warm_up: int
-) -> fp.Method:
-    """Make the method; guides are not followed in the first `warm_up` rounds.
+def _drawn(data: ClientData, study: Tensor) -> Batch:
+    """Draw a study batch for a round in which the model stays."""
+    draw = data.stream("study")
+    order = torch.randperm(len(study), generator=draw, device="cpu")
+    return data.batch(study.cpu()[order[: data.setting.batch_size]], draw)
 
-    The server's learning rate is `pace`.
-    """
+
+def _learn_to_guide(
+    setting: VitSetting,
+    by_features: bool,
+    numbers: tuple[float, float, float, float | None, int],
+    warming: tuple[int, bool],
+    pieces: tuple[GuideLoss, GuideUpdate | None, GuideDerivative],
+) -> fp.Method:
+    """Make the method; guides are not followed in the first rounds, the warm-up."""
+    rate, weight, server_rate, max_norm, quiz_size = numbers
+    (warm_up, trains), (loss, update, derivative) = warming, pieces
+    checked = {"learning_rate": rate, "guide_weight": weight, "server_rate": server_rate}
+    for name, value in checked.items():
+        check.factor(name, value)
+    check.count("warm_up", warm_up, at_least=0)
+    check.count("quiz_size", quiz_size)
     classes = setting.num_classes
     width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
-    update = fp.descend(partial(torch.optim.SGD, lr=pace), max_norm=100.0)
+    server_update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=max_norm)
 
     def train(data, answer, state):
         model = _Guided(setting.model(data.id, state), by_features)
-        guides = answer["guides"]
-        study, quiz = _study_and_quiz(data)
+        guides, batch = answer["guides"], None
+        study, quiz = _study_and_quiz(data, quiz_size)
         if not len(study):  # of its one image, the client makes a quiz
             return None, state
-        followed = weight if data.server_round >= warm_up else 0.0
+        follows = data.server_round >= warm_up
+        followed = {"guide_weight": weight if follows else 0.0, "loss": loss}
         optimizer = data.optimizer(model, rate)
-        for images, labels in data.batches(among=study):
-            loss = fp.guided_loss(*model(images), labels, guides, guide_weight=followed)
-            take_step(optimizer, loss)
-        rates = {"learning_rate": rate, "guide_weight": weight}
-        gradient = fp.guide_gradient(model, guides, (images, labels), quiz, **rates)
+        for batch in data.batches(among=study) if follows or trains else ():
+            take_step(optimizer, fp.guided_loss(*model(batch[0]), batch[1], guides, **followed))
+        gradient = fp.guide_gradient(
+            model,
+            guides,
+            batch or _drawn(data, study),
+            quiz,
+            learning_rate=optimizer.param_groups[0]["lr"],
+            guide_weight=weight,
+            loss=loss,
+            update=update or optimizer_update(optimizer, model),
+            method=derivative,
+        )
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 
     def answer(client, state):
@@ -114,9 +179,9 @@ def _learn_to_guide(
 
     def step(server_round, payloads, state):
         mean = fp.weighted_mean(payload["guides"] for payload in payloads.values())
-        guides, memory = update.step(state["guides"], mean, state["update"])
+        guides, memory = server_update.step(state["guides"], mean, state["update"])
         return {"guides": guides, "update": memory}
 
-    server = fp.Server({"guides": guides, "update": update.init(guides)}, answer, step)
+    server = fp.Server({"guides": guides, "update": server_update.init(guides)}, answer, step)
     form = {"guides": fp.Weighted(guides, torch.zeros(classes))}
     return fp.Method(train, server, setting.private_model, form=lambda client: form)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import fedprompt._checks as check
 from fedprompt.interfaces import Method
@@ -84,7 +84,7 @@ class Entry(NamedTuple):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Default values of the hyperparameters."""
+        """Default values of the hyperparameters, which are no functions."""
         return _hyperparameters(self.make)
 
 
@@ -166,5 +166,11 @@ def _check(name: str, value: Any, default: Any) -> None:
 
 
 def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
+    """Return keyword arguments and their defaults, without pieces that have a protocol as type."""
     options = inspect.signature(make).parameters.values()
-    return {option.name: option.default for option in options if option.kind is option.KEYWORD_ONLY}
+    keywords = [option for option in options if option.kind is option.KEYWORD_ONLY]
+    return {one.name: one.default for one in keywords if not _is_piece(one.annotation)}
+
+
+def _is_piece(kind: Any) -> bool:
+    return any(getattr(part, "_is_protocol", False) for part in get_args(kind) or (kind,))

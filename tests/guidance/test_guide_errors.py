@@ -83,7 +83,7 @@ run(guides=zeros(5, 5, dtype=torch.int64)) -> TypeError: `guides` must be a floa
 run(guides=zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got (5,)
 run(guides=draw_guides(7)) -> ValueError: `guided` must have the shape of labels by columns
 run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must have the shape of labels by
-run(learning_rate=0.0) -> ValueError: `learning_rate` must be above 0; got 0.0
+run(learning_rate=-0.1) -> ValueError: `learning_rate` must be at least 0; got -0.1
 run(guide_weight=-1.0) -> ValueError: `guide_weight` must be at least 0; got -1.0
 run(study=(IMAGES, tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
 run(quiz=[QUIZ[0], (IMAGES, tensor([0, 1, -1, 0, 0]))]) -> ValueError: `quiz[1] labels` must lie in

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 import fedprompt
 from fedprompt import Weighted, descend, guide_gradient, weighted_mean
-from fedprompt.guidance import central_difference, double_backward, methods
+from fedprompt.guidance import central_difference, derivatives, double_backward
 from guided import (
     CLASSES,
     QUIZ,
@@ -234,7 +234,7 @@ def test_every_public_method_is_in_the_table():
     public = {
         name
         for name in fedprompt.guidance.__all__
-        if getattr(fedprompt.guidance, name).__module__ == methods.__name__
+        if getattr(fedprompt.guidance, name).__module__ == derivatives.__name__
     }
     assert public == IMPLEMENTATIONS.keys()
 

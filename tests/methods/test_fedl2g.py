@@ -62,7 +62,7 @@ def test_a_client_with_one_image_sends_nothing():
 @pytest.mark.parametrize(("images", "expected"), [(3, 1), (24, 6), (40, 10), (80, 10)])
 def test_a_quarter_of_the_images_but_at_most_ten_are_the_quiz(images, expected):
     made = mixed_federation(shards={0: torch.arange(images) % 40})
-    study, (_, labels) = _study_and_quiz(made.data(0, 0))
+    study, (_, labels) = _study_and_quiz(made.data(0, 0), 10)
     assert (len(study), len(labels)) == (images - expected, expected)
 
 
