@@ -5,7 +5,7 @@ import inspect
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -189,7 +189,7 @@ def _repeating(
     there.close()
 
     def repeated(calls: list[_Call], client: int) -> None:
-        here.send_bytes(pickle.dumps((calls, client)))
+        here.send_bytes(pickle.dumps(([tuple(call) for call in calls], client)))
         try:
             found = pickle.loads(here.recv_bytes())
         except EOFError as error:
@@ -233,7 +233,7 @@ def _serve(make: Callable[..., Method], federation: Federation, pipe: Any) -> No
 
 
 def _repeat(
-    make: Callable[..., Method], noisy: Federation, calls: list[_Call], client: int
+    make: Callable[..., Method], noisy: Federation, calls: Sequence[tuple[Any, ...]], client: int
 ) -> None:
     """Repeat all calls with noise in place of what the other clients have."""
     states: dict[int, Any] = {}
