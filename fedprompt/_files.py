@@ -1,11 +1,29 @@
-"""Paths, and files that are replaced completely or not at all."""
+"""Paths, and files that are replaced completely or not at all, by one process at a time."""
 
+import json
 import os
+import re
+import secrets
+import socket
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import fedprompt._checks as check
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+WAIT = 30.0
+"""Seconds that a process waits for another one that writes."""
+_PAUSE = 0.02
 
 
 def checked_path(argument: str, path: object, *, of: str = "file") -> Path:
@@ -26,32 +44,156 @@ def checked_file(argument: str, path: object) -> Path:
     return checked
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one writer at a time write a file, or to a directory. Reading needs no lock.
+
+    The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The system
+    frees it when its process ends. Where the system has no such locks, a lock whose process is gone
+    from this machine is taken over.
+
+    Raises:
+        TimeoutError: If another process still writes after 30 seconds.
+    """
+    lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
+    patience, take = time.monotonic() + WAIT, _created if fcntl is None else _flocked
+    while (held := take(lock)) is None:
+        if time.monotonic() > patience:
+            holder = _holder(lock)
+            who = f"process {holder['process']} on {holder['host']}" if holder else "a process"
+            raise TimeoutError(f"`{path}` is written by {who}; waited {WAIT:g} s. See {lock}.")
+        time.sleep(_PAUSE)
+    try:
+        yield
+    finally:
+        try:
+            lock.unlink(missing_ok=True)
+        finally:
+            os.close(held)
+
+
+def _flocked(lock: Path) -> int | None:
+    """Take the lock of the system, and return its open file, or None if another process has it."""
+    assert fcntl is not None
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.lstat(lock)):  # its last holder removes it
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _me())
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _created(lock: Path) -> int | None:
+    """Take the lock by making its file, or by removing that of a dead process of this machine."""
+    with suppress(FileExistsError):
+        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        os.write(descriptor, _me())
+        return descriptor
+    holder = _holder(lock)
+    if holder and holder["host"] == socket.gethostname() and not _is_alive(holder["process"]):
+        stale = lock.with_name(f"{lock.name}.{secrets.token_hex(8)}")
+        with suppress(FileNotFoundError):
+            os.rename(lock, stale)  # of two processes one can
+            taken = _holder(stale)
+            if taken != holder:  # another process was first, and this is its lock
+                os.rename(stale, lock)
+            else:
+                stale.unlink()
+    return None
+
+
+def _me() -> bytes:
+    return json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode()
+
+
+def _holder(lock: Path) -> dict[str, Any] | None:
+    """Read who has a lock; None if the file is gone, or not written yet."""
+    with suppress(OSError, ValueError):
+        found = json.loads(lock.read_bytes())
+        if isinstance(found, dict) and {"process", "host"} <= found.keys():
+            return found
+    return None
+
+
+def _is_alive(process: object) -> bool:
+    """Whether a process of this machine runs, as far as the system tells."""
+    if not isinstance(process, int) or os.name != "posix":  # elsewhere a signal ends the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def is_newer(given: object, than: str) -> bool:
+    """Whether the name of a format ends in a larger number than another one, and is else equal."""
+    parts = [re.fullmatch(r"(.*?)(\d{1,9})", str(name)) for name in (given, than)]
+    if None in parts:
+        return False
+    (name, number), (other, limit) = (part.groups() for part in parts if part)
+    return name == other and int(number) > int(limit)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file completely or not at all. An existing file is replaced at the end."""
     path = path.resolve()  # a link stays, and its target is replaced
-    try:
-        replace_files({path: content})
-    finally:
-        _part(path).unlink(missing_ok=True)
+    with locked(path):
+        remove_parts(path.parent, re.escape(path.name))
+        try:
+            replace_files({path: content})
+        finally:
+            remove_parts(path.parent, re.escape(path.name))
 
 
 def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Replace files in the given order, after all contents are on the disk.
+    """Replace files in the given order, after all contents are on the disk. They keep their modes.
 
     After an error, preliminary files and a part of the new files remain.
     """
+    parts = {}
     for path, content in contents.items():
-        with _part(path).open("wb") as file:
+        parts[path] = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+        with _new_file(parts[path], like=path) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    for path in contents:
-        os.replace(_part(path), path)
+    for path, part in parts.items():
+        os.replace(part, path)
         _sync(path.parent)
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
+def _new_file(path: Path, *, like: Path) -> Any:
+    """Open a file that does not exist yet, with the mode of another one, if that exists."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = os.open(
+        path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666
+    )
+    if hasattr(os, "fchmod") and like.exists():
+        os.fchmod(descriptor, stat.S_IMODE(like.stat().st_mode))
+    return os.fdopen(descriptor, "wb")
+
+
+def parts_of(directory: Path, name: str) -> list[Path]:
+    """List the preliminary files of files whose names match an expression."""
+    pattern = re.compile(rf"(?:{name})\.[0-9a-f]{{16}}\.part")
+    return [path for path in directory.glob("*.part") if pattern.fullmatch(path.name)]
+
+
+def remove_parts(directory: Path, name: str) -> None:
+    """Remove what killed writers left of files whose names match an expression."""
+    for part in parts_of(directory, name):
+        part.unlink(missing_ok=True)
 
 
 def _sync(directory: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._checks as check
-from fedprompt._files import checked_path, replace_files
+from fedprompt._files import checked_path, is_newer, locked, parts_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -35,7 +35,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 
     A save that fails removes its files. A save that is killed leaves at most one set of files,
     which the next save removes first. The disk needs space for two states. One process at a time
-    may save to a directory; others may load from it at the same time.
+    saves to a directory: a second one waits for 30 seconds. Others may load at the same time.
 
     Each call writes the whole state. A :class:`Ledger` with a `path` adds only a few bytes to it.
 
@@ -52,7 +52,9 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: If a part of `state` has another type. Nothing is written then.
         ValueError: If `state` has more than 100 levels, or contains itself. Also if ``state.json``
-            is missing next to tensors, because these may be the only remains of a run.
+            is missing next to tensors, because these may be the only remains of a run, or if it is
+            of a newer version.
+        TimeoutError: If another process still saves after 30 seconds; the text names it.
 
     Example:
         >>> import tempfile
@@ -71,13 +73,15 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     name = f"tensors-{digest[:16]}.safetensors"
     record = {"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}
     directory.mkdir(parents=True, exist_ok=True)
-    _check_not_lost(directory / _STATE)
-    _clean(directory)
-    try:
-        # Tensors first: a state must never name a missing file.
-        replace_files({directory / name: blob, directory / _STATE: json.dumps(record).encode()})
-    finally:
-        _clean(directory)  # removes new files after a failure, old tensors after a success
+    with locked(directory):
+        _check_not_lost(directory / _STATE)
+        _check_not_newer(directory / _STATE)
+        _clean(directory)
+        try:
+            # Tensors first: a state must never name a missing file.
+            replace_files({directory / name: blob, directory / _STATE: json.dumps(record).encode()})
+        finally:
+            _clean(directory)  # removes new files after a failure, old tensors after a success
 
 
 def load_checkpoint(
@@ -189,22 +193,26 @@ def _clean(directory: Path) -> None:
     `_check_not_lost` comes before, so tensors without a state are those of an interrupted save.
     """
     state = directory / _STATE
-    leftovers = _tensors(directory, ".part")
+    leftovers = set(_parts(directory, _TENSORS.pattern))
     named = _named(state)
     if named is not None or not state.exists():
-        leftovers |= _tensors(directory) - {named}
+        leftovers |= {directory / name for name in _tensors(directory) - {named}}
     for leftover in leftovers:
-        (directory / leftover).unlink()
-    state.with_name(f"{_STATE}.part").unlink(missing_ok=True)  # last: it tells that they may go
+        leftover.unlink()
+    for part in _parts(directory, re.escape(_STATE)):
+        part.unlink()  # last: it tells that they may go
 
 
-def _tensors(directory: Path, suffix: str = "") -> set[str]:
-    """List the files with names that this module gives to tensors, followed by a suffix."""
-    return {
-        path.name
-        for path in directory.glob(f"tensors-*{suffix}")
-        if _TENSORS.fullmatch(path.name.removesuffix(suffix)) and not path.is_dir()
-    }
+def _parts(directory: Path, name: str) -> list[Path]:
+    """List preliminary files, with those of earlier versions, whose names had no number."""
+    old = [path for path in directory.glob("*.part") if re.fullmatch(name, path.stem)]
+    return parts_of(directory, name) + [path for path in old if path.is_file()]
+
+
+def _tensors(directory: Path) -> set[str]:
+    """List the files with names that this module gives to tensors."""
+    found = directory.glob("tensors-*")
+    return {p.name for p in found if _TENSORS.fullmatch(p.name) and not p.is_dir()}
 
 
 def _check_not_lost(state: Path) -> None:
@@ -213,10 +221,20 @@ def _check_not_lost(state: Path) -> None:
     An interrupted first save also leaves tensors without a state. It leaves a preliminary state
     that names them, too.
     """
-    begun = _named(state.with_name(f"{_STATE}.part"))
-    if _tensors(state.parent) - {begun} and not state.exists():
+    begun = {_named(part) for part in _parts(state.parent, re.escape(_STATE))}
+    if _tensors(state.parent) - begun and not state.exists():
         rule = f"contain {_STATE}, which names its tensors"
         raise check.wrong("directory", rule, "tensors alone")
+
+
+def _check_not_newer(state: Path) -> None:
+    """Refuse to replace a state that a later version of the library wrote."""
+    given = None
+    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+        given = parsed(state.read_bytes())["format"]
+    if is_newer(given, _FORMAT):
+        rule = f"contain no checkpoint of a format after {_FORMAT!r}, which would be lost"
+        raise check.wrong("directory", rule, given)
 
 
 def _named(state: Path) -> str | None:

@@ -92,18 +92,20 @@ def run_round(
     max_bytes: int,
     fingerprint: Fingerprint = unchecked,
     max_abs: float | None = None,
+    max_weight: float | None = None,
     timeout: float | None = None,
     ledger: Ledger | None = None,
 ) -> State:
     """Run one round of a method, with all its exchanges, and return the state of the server.
 
     A client without a node is left out. A reply is dropped if it is an error, corrupt, late, from
-    an unknown client, or the second one of its client. The reason is logged, and the other clients
-    are unaffected.
+    an unknown client, or the second one of its client. The first reason of a node in a round is
+    logged, and the other clients are unaffected.
 
-    If no payload is accepted, or if the server refuses the step with a ValueError, the state does
-    not change. For example, an adaptive rule refuses values that overflow its state. The log then
-    has the reason, and the largest magnitude that each client sent.
+    An adaptive rule refuses values that overflow its state, with a ValueError. Then the payloads
+    that it also refuses alone are dropped, and the server steps with the others. If no payload is
+    accepted, or if the server refuses the step again, the state does not change. The log has the
+    reason, and the largest magnitude that each client sent.
 
     Args:
         grid: Grid of the run.
@@ -117,13 +119,16 @@ def run_round(
             at the clients. If it is not given, backbones are not compared.
         max_abs: Largest magnitude of a value in a payload. If None, every finite number is
             accepted.
+        max_weight: Largest weight of a row in a payload, such as the number of examples of the
+            largest client. If None, every finite weight is accepted, and one client can dominate
+            the mean.
         timeout: Maximum time to wait for an exchange in seconds. If None, Flower decides.
         ledger: Ledger that records the messages sent and accepted.
 
     Returns:
         State of the server after the round.
     """
-    wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
+    wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
     clients = check.cohort(list(cohort), server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
@@ -145,12 +150,16 @@ class Wire:
     max_bytes: int
     fingerprint: Fingerprint
     max_abs: float | None
+    max_weight: float | None
     ledger: Ledger | None
     stateful: set[str] = field(default_factory=set)
+    logged: dict[int, int] = field(default_factory=dict)
+    """Last round in which a reply of a node was logged, by node."""
 
     def __post_init__(self) -> None:
         check_options(self.method, self.max_bytes, self.fingerprint)
-        check.optional(check.number, "max_abs", self.max_abs, above=0)
+        for name in ("max_abs", "max_weight"):
+            check.optional(check.number, name, getattr(self, name), above=0)
         check.instance("ledger", self.ledger, Ledger | None, "be a Ledger or None")
 
     def address(
@@ -194,21 +203,33 @@ class Wire:
                 # A client replies without records if it has no payload.
                 payloads[client] = self._decoded(content, client, exchange) if content else None
             except ValueError as error:
-                text = "round %d: a reply of node %d is left out: %.300s"
-                LOG.warning(text, self._round(exchange), node, error)
+                now = self._round(exchange)
+                if self.logged.get(node) != now:  # of many replies, one line
+                    LOG.warning(
+                        "round %d: a reply of node %d is left out: %.300s", now, node, error
+                    )
+                self.logged[node] = now
         sent = sorted(payloads.items())
         return {client: payload for client, payload in sent if payload is not None}
 
     def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
-        """Step the server, or keep its state without payloads and if it refuses them."""
-        now = self._round(exchange)
+        """Step the server; drop payloads that it refuses alone, or keep its state without any."""
+        now, server_step = self._round(exchange), self.method.server.step
+        refused: dict[int, ValueError] = {}
         try:
-            return self.method.server.step(now, payloads, state) if payloads else state
+            return server_step(now, payloads, state) if payloads else state
         except ValueError as error:
+            for client, payload in payloads.items():
+                try:
+                    server_step(now, {client: payload}, state)
+                except ValueError as alone:
+                    refused[client] = alone
             largest = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
-            text = "round %d is dropped: %.300s Largest magnitude of each client: %s"
-            LOG.warning(text, now, error, ", ".join(largest))
-            return state
+            kept = {client: sent for client, sent in payloads.items() if client not in refused}
+            what = f"clients {sorted(refused)} are" if refused and kept else "round is"
+            text = "round %d: %s dropped: %.300s Largest magnitude of each client: %s"
+            LOG.warning(text, now, what, error, ", ".join(largest))
+        return self.step(exchange, kept, state) if refused else state
 
     def _round(self, exchange: int) -> int:
         return exchange // self.method.exchanges
@@ -219,8 +240,17 @@ class Wire:
         expect = Expected(form(client), fingerprint, exchange, str(client), self.max_abs)
         blob = blob_of(content)
         payload, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
+        self._check_weights(payload)
         self._record(payload, "up", client, exchange, blob)
         return payload
+
+    def _check_weights(self, payload: Message) -> None:
+        for name, entry in payload.items():
+            if self.max_weight is None or not isinstance(entry, Weighted):
+                continue
+            if entry.weight.numel() and (found := entry.weight.max().item()) > self.max_weight:
+                rule = f"be at most {self.max_weight:g}"
+                raise check.wrong(f"payload[{name!r}].weight", rule, f"{found:g}")
 
     def _record(
         self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes

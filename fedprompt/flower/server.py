@@ -31,6 +31,9 @@ class ServerStrategy(Strategy):
             at the clients. If it is not given, backbones are not compared.
         max_abs: Largest magnitude of a value in a payload. The payload of a client that sends more
             is dropped. If None, every finite number is accepted.
+        max_weight: Largest weight of a row in a payload, such as the number of examples of the
+            largest client. The payload of a client that sends more is dropped. If None, every
+            finite weight is accepted, and one client can dominate the mean.
         nodes: Nodes by client id, as printed when a node was registered. No node can then pose as
             another client. If None, nodes report their client ids (:func:`client_nodes`).
         patience: Maximum time in seconds to wait for clients of the cohort that are not connected,
@@ -63,11 +66,12 @@ class ServerStrategy(Strategy):
         start: Round | None = None,
         fingerprint: Fingerprint = unchecked,
         max_abs: float | None = None,
+        max_weight: float | None = None,
         nodes: Mapping[int, int] | None = None,
         patience: float = 60.0,
         ledger: Ledger | None = None,
     ) -> None:
-        self._wire = Wire(method, max_bytes, fingerprint, max_abs, ledger)
+        self._wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
         check.iterable("cohorts", cohorts, "cohorts")
         check.instance("start", start, Round | None, "be a Round or None")
         self.method = method

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, get_args
 
 import fedprompt._checks as check
-from fedprompt._files import checked_file, checked_path, replace_file
+from fedprompt._files import checked_file, checked_path, locked, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages import _entries
 from fedprompt.messages._entries import MARK, Direction, LedgerEntry, Written
@@ -48,6 +48,7 @@ class Ledger:
         self.path = path
         self.entries: list[LedgerEntry] = []
         self._written = Written()
+        self._last = False  # whether the last write to the file was this ledger's
 
     def record(
         self,
@@ -173,6 +174,7 @@ class Ledger:
         else:
             self.entries = _entries.entries_of(state)
             self._written = Written(self._written.path)
+        self._last = False
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write every entry to a CSV file with a header.
@@ -190,20 +192,27 @@ class Ledger:
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
         file = checked_file("path", path)
-        foreign = self._written.path != path
-        if foreign and file.exists() and (size := file.stat().st_size):
-            rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
-            raise check.wrong("path", rule, f"one of {size} bytes")
-        if foreign or self._written.num_entries > len(self.entries):
-            self._written = Written(path)
-        lines = [_entries.line_of(entry) for entry in self.entries[self._written.num_entries :]]
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab") as stream:
-            stream.truncate(self._written.num_bytes)
-            stream.write(b"".join(lines))
-            stream.flush()
-            os.fsync(stream.fileno())
-        self._written = self._written.followed_by(lines)
+        with locked(file):
+            foreign = self._written.path != path
+            size = file.stat().st_size if file.exists() else 0
+            if foreign and size:
+                rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
+                raise check.wrong("path", rule, f"one of {size} bytes")
+            if foreign or self._written.num_entries > len(self.entries):
+                self._written = Written(path)
+            elif self._last and size != self._written.num_bytes:
+                rule = f"have the {self._written.num_bytes} bytes that this ledger wrote"
+                raise check.wrong("path", rule, f"{size}, so another process writes it")
+            lines = [_entries.line_of(entry) for entry in self.entries[self._written.num_entries :]]
+            self._last = False  # a write that fails is repeated
+            with file.open("ab") as stream:
+                stream.truncate(self._written.num_bytes)
+                stream.write(b"".join(lines))
+                stream.flush()
+                os.fsync(stream.fileno())
+            self._written = self._written.followed_by(lines)
+            self._last = True
 
 
 def _summary(label: object, entries: list[LedgerEntry]) -> tuple[object, ...]:

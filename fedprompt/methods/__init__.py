@@ -5,7 +5,7 @@ the changelog. Only the signature is stable. ``import fedprompt`` does not impor
 """
 
 # Type checkers read the names written in `__all__`, and for methods, which are not, the `as`.
-from fedprompt.methods.checks import check_messages
+from fedprompt.methods.audit import Audit, check_messages
 from fedprompt.methods.cocoop import cocoop as cocoop
 from fedprompt.methods.coop import coop as coop
 from fedprompt.methods.ditto import ditto as ditto
@@ -87,6 +87,7 @@ __all__ = [
     "HeldOut",
     "Setting",
     "VitSetting",
+    "Audit",
     "check_messages",
     "counted_passes",
     "evaluate",

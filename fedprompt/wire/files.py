@@ -1,27 +1,38 @@
 """Blobs in files."""
 
+import json
 from os import PathLike
+from pathlib import Path
 
 from torch import Tensor
 
-from fedprompt._files import checked_file, replace_file
+import fedprompt._checks as check
+from fedprompt._files import checked_file, is_newer, replace_file
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._decode import read_blob
-from fedprompt.wire._format import Expected, Header, check_expected, longest_header
+from fedprompt.wire._format import FORMAT, Expected, Header, check_expected, longest_header
 from fedprompt.wire.encode import encode_payload
+
+_LONGEST = 2**24
+"""Longest header in bytes that is read from a file that will be replaced."""
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:
     """Write a message to a file, as :func:`encode_payload` encodes it.
 
-    The message is written to ``PATH.part`` first, which is renamed when all bytes are on the disk.
-    So a full disk or a kill leaves an existing file as it was. The disk needs space for both.
+    The message is written to a new file next to it, which is renamed when all bytes are on the
+    disk. So a full disk or a kill leaves an existing file as it was. The disk needs space for both.
+    One process at a time writes a file: a second one waits for 30 seconds.
 
     Args:
         message: Tensors or :class:`Weighted` by name.
         path: Path of the file. An existing file is replaced, unless the message is refused. It
             cannot be a pipe or a device.
         header: Header of the blob.
+
+    Raises:
+        ValueError: If the message is refused, or the file is of a later version of the library.
+        TimeoutError: If another process still writes after 30 seconds; the text names it.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -32,7 +43,21 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    replace_file(checked_file("path", path), encode_payload(message, header=header))
+    file = checked_file("path", path)
+    if is_newer(given := _format_of(file), FORMAT):
+        raise check.wrong("path", f"have no format after {FORMAT!r}, which would be lost", given)
+    replace_file(file, encode_payload(message, header=header))
+
+
+def _format_of(path: Path) -> object:
+    """Read the format of a file that may be another one, or none."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, _LONGEST)))
+            return header["__metadata__"]["format"]
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
 
 
 def open_payload(

@@ -11,6 +11,7 @@ from flwr.app import Message as Envelope
 
 import fedprompt as fp
 from fedprompt import flower
+from fedprompt.flower import _rounds
 from flower_grid import Fault, InProcessGrid
 from flower_runs import (
     CLIENTS,
@@ -137,7 +138,7 @@ def test_only_the_first_of_two_replies_is_used(log):
     found, _ = over_grid(method(), fault=twice)
     assert_equal(tuple(found), tuple(in_process(method())))
     others = sum(len(cohort) for cohort in COHORTS) - 1  # without client 5, who sends no payload
-    assert sum("asked, once" in line for line in log) == 2 * (2 * others + 1)
+    assert sum("asked, once" in line for line in log) == others + 1  # a line a node and a round
 
 
 def test_a_message_of_an_earlier_exchange_is_dropped(log):
@@ -173,7 +174,7 @@ def test_a_message_of_an_unknown_node_is_dropped(log):
 
     found, _ = over_grid(method(1), fault=stranger)
     assert_equal(tuple(found), tuple(in_process(method(1))))
-    assert sum("left out" in line for line in log) == sum(map(len, COHORTS))
+    assert sum("left out" in line for line in log) == sum(map(bool, COHORTS))  # one a round
 
 
 def test_a_round_without_messages_changes_nothing():
@@ -205,23 +206,51 @@ def sending(largest: float) -> fp.Method:
     )
 
 
-def test_a_round_that_overflows_an_adaptive_rule_is_dropped(log):
-    """Client 0 sends 3e38 in round 1. The run ends as one without this round."""
+def test_a_client_that_alone_overflows_an_adaptive_rule_is_dropped(log):
+    """Client 0 sends 3e38 in round 1, and client 1 is unaffected."""
     found, _ = over_grid(sending(3e38), [[0, 1]] * 3)
-    rounds = fp.run_rounds(sending(0.0), Data, [[0, 1], [], [0, 1]])
-    *_, expected = rounds
+    *_, expected = fp.run_rounds(sending(0.0), Data, [[0, 1], [1], [0, 1]])
     assert_equal(found.server, expected.server)
     (line,) = (line for line in log if "dropped" in line)
-    assert line.startswith("round 1 is dropped: ")
+    assert line.startswith("round 1: clients [0] are dropped: ")
     assert line.endswith("Largest magnitude of each client: 0: 3e+38, 1: 2")
 
 
-def test_a_value_above_the_largest_magnitude_costs_only_its_client_the_round(log):
-    found, _ = over_grid(sending(3e38), [[0, 1]] * 3, max_abs=100.0)
+def test_a_round_that_the_server_refuses_with_every_client_is_dropped(log):
+    found, _ = over_grid(sending(3e38), [[0, 1], [0], [0, 1]])
+    *_, expected = fp.run_rounds(sending(0.0), Data, [[0, 1], [], [0, 1]])
+    assert_equal(found.server, expected.server)
+    (line,) = (line for line in log if "dropped" in line)
+    assert line.startswith("round 1: round is dropped: ")
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"), [({"max_abs": 100.0}, "of magnitude 100 or less"),
+                           ({"max_weight": 0.5}, "`payload['head'].weight` must be at most 0.5")]
+)  # fmt: skip
+def test_a_value_or_a_weight_above_its_limit_costs_only_its_client_the_round(limits, reason, log):
+    method = sending(3e38)
+
+    def train(data, answer, state):
+        payload, state = method.client(data, answer, state)
+        large = payload["head"].value[0] > 1e30
+        weight = torch.tensor(1.0 if large else 0.25)
+        return {"head": payload["head"]._replace(weight=weight)}, state
+
+    found, _ = over_grid(method._replace(client=train), [[0, 1]] * 3, **limits)
     *_, expected = fp.run_rounds(sending(0.0), Data, [[0, 1], [1], [0, 1]])
     assert_equal(found.server, expected.server)
     (line,) = (line for line in log if "left out" in line)
-    assert "of magnitude 100 or less" in line
+    assert reason in line
+
+
+def test_many_replies_of_a_node_are_one_line_in_the_log(log):
+    made = sending(0.0)
+    wire = _rounds.Wire(made, MAX_BYTES, _rounds.unchecked, None, None, None)
+    reply = Envelope(RecordDict(), 1, "train")
+    for exchange in (0, 0, 1):
+        wire.accept(exchange, [reply] * 50, {})
+    assert sum("left out" in line for line in log) == 2
 
 
 def answering(answer: Callable[..., Any]) -> fp.Method:

@@ -1,8 +1,14 @@
-"""The audit of messages: every method passes, and eleven planted cheats are caught."""
+"""The audit of messages: every method passes, and thirty that leak are found."""
 
+import os
+import random
+from contextvars import ContextVar
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,155 +33,292 @@ def test_messages_are_all_that_crosses(name, family):
     check_messages(METHODS[name].make, replace(separated(made), shards=shards))
 
 
-def wrapped(setting, client=None, predict=None, step=None):
-    """Return FedProx with other functions, which get its own one first."""
-    whole = fedprox(setting)
-    server = whole.server
-    if step is not None:
-        server = server._replace(step=partial(step, whole.server.step))
-    return whole._replace(
-        client=whole.client if client is None else partial(client, whole.client),
-        predict=whole.predict if predict is None else partial(predict, whole.predict),
-        server=server,
-    )
+def secret(data):
+    return data.own()[0].sum().reshape(1)
 
 
-def moved(payload, shift):
-    entry = payload["head.bias"]
-    return payload | {"head.bias": entry._replace(value=entry.value + shift)}
-
-
-def cheating(shift):
-    """Return a maker whose clients shift a bias by what they see and should not."""
+def sending(value, predict=None):
+    """Return a maker of a method whose clients send a value of their data."""
 
     def make(setting):
-        seen = []
+        def client(data, answer, state):
+            return {"x": fp.Weighted(value(data).detach().reshape(1), torch.tensor(1.0))}, state
 
-        def client(train, data, answer, state):
-            payload, state = train(data, answer, state)
-            return moved(payload, shift(seen, data, payload["head.bias"].value, setting)), state
+        def plain(data, answer, state):
+            return lambda images: images.flatten(1)[:, :10] * 0 + answer["x"]
 
-        return wrapped(setting, client)
+        return fp.Method(client, fp.averaging_server({"x": torch.zeros(1)}), predict or plain)
 
     return make
 
 
-def added(seen, value):
-    """Keep a value for other clients, and return the mean of all values."""
-    seen.append(value)
-    return sum(seen) / len(seen)
+def through(write, read):
+    """Return a maker whose clients send what others left at a place, and leave their own secret."""
+
+    def value(data):
+        found = read(data)
+        write(data, secret(data))
+        return torch.zeros(1) if found is None else torch.as_tensor(found, dtype=torch.float32)
+
+    return sending(value)
 
 
-def counted(setting, number):
-    setting.sizes = getattr(setting, "sizes", 0) + number
-    return setting.sizes
+def places(folder):
+    """List functions that write a secret to a place, and that read it there."""
+    note, seen, module = ContextVar("note", default=None), {}, torch.nn.BatchNorm1d(1)
+    file = folder / "secret"
+
+    def environ(data, value):
+        os.environ["FEDPROMPT_SECRET"] = str(value.item())
+
+    def from_environ(data):
+        return float(os.environ.get("FEDPROMPT_SECRET", "0"))
+
+    def trunk(data):
+        return vars(data.setting.trunks[0])
+
+    def weight(data):
+        return data.setting.trunks[0].model.norm.weight
+
+    def public(data, value):
+        data.setting.public.view(-1)[0] = value.item()
+
+    def once(write, read):
+        """Write the first secret alone, which stays in the process."""
+        return lambda data, value: None if read(data) else write(data, value), read
+
+    @lru_cache
+    def cached(turn):
+        return seen.get("total", 0.0)
+
+    def total(data, value):
+        seen["total"] = seen.get("total", 0.0) + value.item()
+
+    def patch(data, value):
+        F.secret = value
+
+    def statistics(data, value):
+        module.train()(value.reshape(1, 1).expand(2, 1))
+
+    pairs = {
+        "environment": (environ, from_environ),
+        "file": (lambda d, v: file.write_text(str(v.item())),
+                 lambda d: float(file.read_text()) if file.exists() else None),
+        "file of each client": (lambda d, v: (folder / str(d.id)).write_text(str(v.item())),
+                                lambda d: sum(float(p.read_text()) for p in folder.iterdir())),
+        "context variable": (lambda d, v: note.set(v), lambda d: note.get()),
+        "patched function": (patch, lambda d: vars(F).get("secret")),
+        "seed of PyTorch": (lambda d, v: torch.manual_seed(int(v.item() * 8)),
+                            lambda d: torch.initial_seed() % 1009),
+        "seed of NumPy": (lambda d, v: np.random.seed(int(v.item()) % 2**31),  # noqa: NPY002
+                          lambda d: np.random.rand()),  # noqa: NPY002
+        "seed of Python": (lambda d, v: random.seed(v.item()), lambda d: random.random()),
+        "number of threads": (lambda d, v: torch.set_num_threads(1 + int(v.item()) % 7),
+                              lambda d: torch.get_num_threads()),
+        "attribute of the setting": (lambda d, v: setattr(d.setting, "note", v),
+                                     lambda d: vars(d.setting).get("note")),
+        "attribute of the trunk": (lambda d, v: trunk(d).update(note=v),
+                                   lambda d: trunk(d).get("note")),
+        "gradient of a frozen weight": (lambda d, v: setattr(weight(d), "grad", v * torch.ones(8)),
+                                        lambda d: weight(d).grad[:1]
+                                        if weight(d).grad is not None else None),
+        "public images": (public, lambda d: d.setting.public.view(-1)[0].clone()),
+        "cache by the client's id": (total, lambda d: seen.setdefault(
+            (d.id, d.server_round), seen.get("total", 0.0))),
+        "cache of a function": (total, lambda d: cached((d.id, d.server_round))),
+        "cache by content": (total, lambda d: seen.setdefault(
+            secret(d).item(), seen.get("total", 0.0))),
+        "running statistics": (statistics, lambda d: module.running_mean.clone()),
+    }  # fmt: skip
+    for name in ("environment", "context variable", "patched function", "attribute of the trunk",
+                 "gradient of a frozen weight"):  # fmt: skip
+        pairs[f"{name}, once"] = once(*pairs[name])
+    pairs["public images, once"] = (
+        lambda d, v: public(d, v) if d.setting.public.view(-1)[0] == 0 else None,
+        lambda d: d.setting.public.view(-1)[0].clone(),
+    )
+    return pairs
 
 
-def cached(seen, data):
-    seen[:] = seen or [next(iter(data.batches()))[0].mean()]
-    return seen[0]
+def answer_in_place(setting):
+    """Return a method whose clients write their secret into the answer of the server."""
+    server = fp.averaging_server({"x": torch.zeros(1)})
+
+    def client(data, answer, state):
+        answer["x"].data.add_(secret(data))
+        return {"x": fp.Weighted(answer["x"].clone(), torch.tensor(1.0))}, state
+
+    return sending(secret)(setting)._replace(client=client, server=server)
 
 
-SHIFTS = {
-    "state of another": lambda seen, data, bias, setting: added(seen, bias),
-    "pool of unsent values": lambda seen, data, *_: added(seen, data.own()[0].mean()),
-    "counts of all clients": lambda seen, data, *_: added(seen, data.class_counts),
-    "global stream": lambda *_: torch.rand(()),
-    "cache on data": lambda seen, data, *_: cached(seen, data),
-    "message in shard sizes": lambda seen, data, _, setting: counted(setting, data.num_examples),
-}
+def server_reads_data(setting):
+    seen = []
+    method = sending(lambda data: seen.append(secret(data)) or torch.zeros(1))(setting)
+
+    def step(server_round, payloads, state):
+        return {**state, "values": {"x": torch.stack(seen).mean(0)}}
+
+    return method._replace(server=method.server._replace(step=step))
+
+
+def client_reads_what_the_server_wrote(setting):
+    board = [torch.zeros(1)]
+    method = sending(lambda data: board[0])(setting)
+
+    def step(server_round, payloads, state):
+        board[0] = board[0] + 1
+        return state
+
+    return method._replace(server=method.server._replace(step=step))
+
+
+def predicts_with_the_data_of_another(setting):
+    last = [torch.zeros(1)]
+
+    def value(data):
+        last[0] = secret(data)
+        return torch.zeros(1)
+
+    def predict(data, answer, state):
+        found = last[0].clone()
+        return lambda images: images.flatten(1)[:, :10] * 0 + found
+
+    return sending(value, predict)(setting)
 
 
 def module_left_by_another(setting):
     model = setting.new_model()
 
-    def client(train, data, answer, state):
+    def client(data, answer, state):
         for images, labels in data.batches():
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
             F.cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            torch.optim.SGD(model.parameters(), 0.1).step()
         return fp.collect(model, weight=1), state
 
-    return wrapped(setting, client)
+    return fedprox(setting)._replace(client=client)
 
 
-def server_reads_data(setting):
-    seen = []
-
-    def client(train, data, answer, state):
-        seen.append(data.own()[0].mean())
-        return train(data, answer, state)
-
-    def step(own, server_round, payloads, state):
-        after = own(server_round, payloads, state)
-        bias = after["values"]["head.bias"] + torch.stack(seen).mean()
-        return after | {"values": after["values"] | {"head.bias": bias}}
-
-    return wrapped(setting, client, step=step)
-
-
-def client_reads_what_the_server_wrote(setting):
-    board = []
-
-    def step(own, server_round, payloads, state):
-        board[:] = [own(server_round, payloads, state)["values"]["head.bias"]]
-        return state
-
-    def client(train, data, answer, state):
-        payload, state = train(data, answer, state)
-        return moved(payload, sum(board)), state
-
-    return wrapped(setting, client, step=step)
+def reaching(federation):
+    """List methods that read the federation's data by another name."""
+    images, labels = federation.inputs, federation.labels
+    functions = globals()
+    functions["_images"], functions["_labels"] = images, labels
+    box = SimpleNamespace(images=images)
+    default = eval("lambda data, found=_images: found.sum()", functions)
+    return {
+        "global name": sending(lambda data: _labels.float().mean()),
+        "global list": sending(lambda data: [_images][0].sum()),
+        "attribute of an object": sending(lambda data: box.images.sum()),
+        "default argument": sending(default),
+    }  # fmt: skip
 
 
-def predicts_with_the_shard_of_another(setting):
-    last = []
-
-    def client(train, data, answer, state):
-        last[:] = [data.own()]
-        return train(data, answer, state)
-
-    def predict(own, data, answer, state):
-        model = own(data, answer, state)
-        with torch.no_grad():
-            model.head.bias += last[0][0].mean()
-        return model
-
-    return wrapped(setting, client, predict)
+WHOLE = [answer_in_place, server_reads_data, client_reads_what_the_server_wrote]
+WHOLE += [predicts_with_the_data_of_another, module_left_by_another]
+PLACES = list(places(Path()))
+REACHED = ["global name", "global list", "attribute of an object", "default argument"]
 
 
-CHEATS = {name: cheating(shift) for name, shift in SHIFTS.items()}
-CHEATS |= {
-    "module left by another": module_left_by_another,
-    "server reads data": server_reads_data,
-    "client reads what the server wrote": client_reads_what_the_server_wrote,
-    "predicts with the shard of another": predicts_with_the_shard_of_another,
-}
+@pytest.fixture
+def small():
+    made = separated(vit_federation(rounds=2, cohort_size=3))
+    public = torch.zeros(2, *made.inputs.shape[1:])
+    return replace(made, setting=replace(made.setting, public=public))
 
 
-@pytest.mark.parametrize("cheat", CHEATS.values(), ids=CHEATS)
-def test_a_cheat_is_caught(cheat):
-    federation = separated(vit_federation(rounds=2, cohort_size=3))
-    with pytest.raises(ValueError, match=r"`make` must read nothing of other clients but messages"):
-        check_messages(cheat, federation)
+@pytest.fixture(autouse=True)
+def same_process():
+    """Undo what a method leaves in this process."""
+    environ, threads = dict(os.environ), torch.get_num_threads()
+    seeded = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    yield
+    os.environ.clear()
+    os.environ.update(environ)
+    torch.set_num_threads(threads)
+    vars(F).pop("secret", None)
+    torch.set_rng_state(seeded[0])
+    np.random.set_state(seeded[1])  # noqa: NPY002
+    random.setstate(seeded[2])
 
 
-@pytest.mark.parametrize("how", ["closure", "argument"])
-def test_labels_in_the_constructor_are_caught(how):
-    federation = separated(vit_federation())
-    labels = federation.labels
+def check_found(make, federation):
+    with pytest.raises(ValueError, match=r"`make` must (read nothing of other|have no data of)"):
+        check_messages(make, federation)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_secret_at_a_place_is_found(place, small, tmp_path):
+    check_found(through(*places(tmp_path)[place]), small)
+
+
+@pytest.mark.parametrize("make", WHOLE)
+def test_a_method_that_crosses_without_a_message_is_found(make, small):
+    check_found(make, small)
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_data_of_others_under_another_name_is_found(name, small):
+    check_found(reaching(small)[name], small)
+
+
+def test_data_of_others_in_an_augmentation_is_found(small):
+    images = small.inputs
+    setting = replace(small.setting, augment=lambda batch, generator: batch + images.mean())
+    make = sending(lambda data: next(iter(data.batches()))[0].sum())
+    check_found(make, replace(small, setting=setting))
+
+
+def test_dropout_from_the_global_stream_is_honest(small):
+    def make(setting):
+        dropout = torch.nn.Dropout(0.5)
+        return sending(lambda data: dropout(data.own()[0]).sum())(setting)
+
+    found = check_messages(make, small)
+    assert found.forked
+    assert found.repeats > len(small.shards) * 2 * 3 * 2  # two rounds, three clients, both ways
+
+
+def test_files_that_are_mapped_keep_their_content(small, tmp_path):
+    """The images of a memory map are noise in the audit, and the file is as before."""
+    before = small.inputs.numpy().tobytes()
+    (tmp_path / "images").write_bytes(before)
+    size = small.inputs.numel()
+    mapped = torch.from_file(str(tmp_path / "images"), shared=True, size=size)
+    federation = replace(small, inputs=mapped.view(small.inputs.shape))
+    check_messages(fedprox, federation)
+    assert (tmp_path / "images").read_bytes() == before
+    assert torch.equal(federation.inputs, small.inputs)
+
+
+def test_without_a_fork_the_result_says_so(small, monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    assert not check_messages(fedprox, small).forked
+    check_found(server_reads_data, small)
+
+
+@pytest.mark.parametrize("how", ["closure", "argument", "list"])
+def test_labels_in_the_constructor_are_named(how, small):
+    labels = small.labels
+    box = [labels]
 
     def with_labels(setting, labels=None):
-        return wrapped(setting)
+        return fedprox(setting)
 
     def in_closure(setting):
-        return wrapped(setting, lambda train, *own: (moved(train(*own)[0], labels[0]), {}))
+        return sending(lambda data: labels[0].float())(setting)
 
-    cheat = in_closure if how == "closure" else partial(with_labels, labels=labels)
+    def in_list(setting):
+        return sending(lambda data: box[0][0].float())(setting)
+
+    cheat = {
+        "closure": in_closure,
+        "argument": partial(with_labels, labels=labels),
+        "list": in_list,
+    }
     with pytest.raises(
-        ValueError, match="`make` must have no data of clients; got labels has them"
+        ValueError, match=r"`make` must have no data of clients; got (labels|box) has them"
     ):
-        check_messages(cheat, federation)
+        check_messages(cheat[how], small)
 
 
 @pytest.mark.bad_input
