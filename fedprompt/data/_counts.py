@@ -1,7 +1,6 @@
 """Whole numbers of samples for each client and class, and their random draw."""
 
 from collections.abc import Callable
-from numbers import Integral
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -23,7 +22,7 @@ def minimum_counts(
 ) -> Int64[np.ndarray, " classes"]:
     """Count the samples of each class that each of some holders has at least."""
     check.number("min_per_class", min_per_class, at_least=0)
-    of = np.ones_like(class_sizes) if isinstance(min_per_class, Integral) else class_sizes
+    of = np.ones_like(class_sizes) if isinstance(min_per_class, int | np.integer) else class_sizes
     # Rounded first, because .29 * 100 is below 29.
     least = np.floor(np.round(min_per_class * of, 6)).astype(np.int64)
     if (short := least * holders > class_sizes).any():

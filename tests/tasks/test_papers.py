@@ -113,6 +113,7 @@ def test_cells_and_fields_of_a_file():
         (("tables", 0, "changes", "FedProx"), {"epoch": 2}, "keyword argument 'epoch'"),
         (("tables", 0, "settings", 0, "partition"), {"kind": "non-iid"}, "`kind` must be among"),
         (("tables", 0, "settings", 0, "partition"), {}, "one: .* 'kind'"),
+        (("tables", 0, "settings", 1, "partition", "alpha"), "class", "`alpha` must be a number"),
         (("extra",), 1, "a file must have no "),
     ],
 )

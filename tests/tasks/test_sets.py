@@ -89,7 +89,7 @@ def test_office_is_split_in_each_class_of_each_domain(tmp_path):
 
 @pytest.mark.parametrize("name", fabricated.DOMAINS)
 def test_lists_of_fedbn_divide_the_images(name, tmp_path):
-    """Each domain trains on the images 2 and 0 of each class in this order, and is tested on 1."""
+    """Each domain trains on two images of each class and is tested on one."""
     fabricate(name, tmp_path)
     base = {"office-caltech10": "office_caltech_10"}.get(name, name)
     own = sets.load(name, tmp_path, size=16)  # its cached pixels must not be used
@@ -105,7 +105,9 @@ def test_lists_of_fedbn_divide_the_images(name, tmp_path):
     listed = sets.load(name, tmp_path, size=16)
     assert len(listed.train.labels) == 2 * 10 * len(fabricated.DOMAINS[name])
     assert listed.test.labels.tolist() == [*range(10)] * len(fabricated.DOMAINS[name])
-    assert seen(listed.train.pixels)[0].tolist() == listed.train.labels.tolist()
+    left, right = seen(listed.train.pixels)
+    assert left.tolist() == listed.train.labels.tolist()
+    assert (right % 7).tolist() == listed.train.domains.tolist()
     assert listed.class_names == own.class_names
     next((tmp_path / base).glob("*_test.pkl")).unlink()
     with pytest.raises(FileNotFoundError, match="FedBN's lists of all domains"):

@@ -26,39 +26,32 @@ SPLITS = {
     "cars": ("StanfordCars", "stanford_cars", ".", PHOTO),
     "sun397": ("SUN397", "sun397", "SUN397", PHOTO),
     "ucf101": ("UCF101", "ucf101", "UCF-101-midframes", "a photo of a person doing {}."),
-    "aircraft": (
-        *("FGVCAircraft", "fgvc-aircraft-2013b/data", "images"),
-        "a photo of a {}, a type of aircraft.",
-    ),
-    "imagenet": ("ImageNet", "imagenet", "images", PHOTO),
+    "aircraft": ("", "fgvc-aircraft-2013b/data", "images", "a photo of a {}, a type of aircraft."),
+    "imagenet": ("", "imagenet", "images", PHOTO),
 }
-"""Name in CoOp's list, folder of the data set with the list, folder of its images, and sentence."""
+"""Name of CoOp's list, folder of the data set with the list, folder of its images, and sentence."""
 
 
 def _aircraft(base: Path) -> Lists:
-    variants = (base / "variants.txt").read_text().splitlines()
-    rows = {
-        side: (base / f"images_variant_{side}.txt").read_text().splitlines()
-        for side in ("train", "test")
-    }
-    pairs = {side: [line.split(" ", 1) for line in lines] for side, lines in rows.items()}
-    return {
-        side: [(f"{image}.jpg", variants.index(name), name) for image, name in listed]
-        for side, listed in pairs.items()
-    }
+    names = (base / "variants.txt").read_text().splitlines()
+    lists: Lists = {}
+    for side in ("train", "test"):
+        lines = (base / f"images_variant_{side}.txt").read_text().splitlines()
+        pairs = [line.split(" ", 1) for line in lines]
+        lists[side] = [(f"{image}.jpg", names.index(name), name) for image, name in pairs]
+    return lists
 
 
 def _imagenet(base: Path) -> Lists:
-    lines = (base / "classnames.txt").read_text().splitlines()
-    kinds = sorted(line.split(" ", 1) for line in lines)
-    return {
-        side: [
-            (f"{folder}/{wnid}/{path.name}", label, name)
-            for label, (wnid, name) in enumerate(kinds)
-            for path in sorted((base / "images" / folder / wnid).iterdir())
-        ]
-        for side, folder in (("train", "train"), ("test", "val"))
-    }
+    kinds = sorted(
+        line.split(" ", 1) for line in (base / "classnames.txt").read_text().splitlines()
+    )
+    lists: Lists = {"train": [], "test": []}
+    for side, folder in (("train", "train"), ("test", "val")):
+        for label, (wnid, name) in enumerate(kinds):
+            files = sorted((base / "images" / folder / wnid).iterdir())
+            lists[side] += [(f"{folder}/{wnid}/{file.name}", label, name) for file in files]
+    return lists
 
 
 OTHERS: dict[str, tuple[str, Callable[[Path], Lists]]] = {

@@ -3,6 +3,7 @@
 Nothing is downloaded. An error names the missing file and the command or address to get it.
 """
 
+import io
 import os
 import pickle
 from collections.abc import Iterable, Sequence
@@ -144,26 +145,23 @@ class ArrayUnpickler(pickle.Unpickler):
 
 def fedbn_lists(
     base: Path, domains: Sequence[str], classes: Sequence[str], size: int
-) -> tuple[list[Listed], list[Listed]] | None:
+) -> list[list[Listed]]:
     """Read FedBN's fixed lists of training and test images, one of each for a domain.
 
     Returns:
-        The training and the test images of each domain, or None if the first list is missing.
+        The training and the test images of each domain, or nothing if the first list is missing.
     """
     if not (base / f"{domains[0]}_train.pkl").exists():
-        return None
-    sides = []
-    for side in ("train", "test"):
-        files = [f"{domain}_{side}.pkl" for domain in domains]
-        require(base, files, "Put FedBN's lists of all domains there, or none.")
-        sides.append([])
-        for file in files:
-            with (base / file).open("rb") as opened_file:
-                paths, names = ArrayUnpickler(opened_file).load()
+        return []
+    sides: list[list[Listed]] = [[], []]
+    for side, listed in zip(("train", "test"), sides, strict=True):
+        for name in (f"{domain}_{side}.pkl" for domain in domains):
+            require(base, [name], "Put FedBN's lists of all domains there, or none.")
+            paths, names = ArrayUnpickler(io.BytesIO((base / name).read_bytes())).load()
             # Paths are DOMAIN/CLASS/FILE in a folder whose name differs among systems.
             own = [base.joinpath(*Path(path).parts[-3:]) for path in paths]
-            sides[-1].append(Listed(own, [classes.index(name) for name in names], size))
-    return sides[0], sides[1]
+            listed.append(Listed(own, [classes.index(name) for name in names], size))
+    return sides
 
 
 def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
