@@ -174,23 +174,6 @@ def test_a_message_has_one_count_for_each_class_and_the_rows_of_correct_classes(
         assert (correct <= made.data(client, 0).class_counts).all()
 
 
-def test_prompts_or_heads_are_averaged_among_trunks_of_one_width_by_numbers_of_images():
-    for method, kind, other in ((fedhpl_p, "prompts", "head"), (fedhpl_h, "head", "prompts")):
-        made = mixed_federation(cohort_size=5)
-        messages = sent_by(made)
-        last(method, made)
-        first = {client: message for number, client, message in messages.of("up") if number == 0}
-        for number, client, message in messages.of("down"):
-            names = [name for name in message if name.startswith(kind)]
-            assert not [name for name in message if name.startswith(other)]
-            assert {bool(message[name].weight) for name in names} == {number == 1}
-            alike = [k for k in first if k % 2 == client % 2]
-            for name in names if number == 1 else ():
-                total = sum(made.num_examples(k) for k in alike)
-                mean = sum(first[k][name].value * made.num_examples(k) / total for k in alike)
-                torch.testing.assert_close(message[name].value, mean)
-
-
 @pytest.mark.parametrize(
     ("federation", "parts"),
     [(vit_federation, {"logits", "head"}), (mixed_federation, {"logits", "projection", "head"})],

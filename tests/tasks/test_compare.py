@@ -421,3 +421,10 @@ def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
     with pytest.raises(core.TaskError, match="Other shards have not finished their trials"):
         compare.tuned([row], [], args, "few", tmp_path / "digits.jsonl")
+
+
+def test_a_record_without_a_later_hyperparameter_is_that_of_its_default():
+    row = Row.of("fedhpl")
+    cell = Cell("networks", next(iter(TASKS["networks"].partitions)), row, 0, None, Machine())
+    old, other = ({**cell.named(), "values": {"share": [], "temperature": t}} for t in (4.5, 2.0))
+    assert runs.key({**old, "values": {}}) == runs.key(old) == cell.key() != runs.key(other)
