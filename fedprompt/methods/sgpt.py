@@ -26,7 +26,7 @@ Compared: equations of the paper, with the deviations above and with its own val
 argument, float64, largest difference 2.3e-16 (2026-11).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import PromptSelector
+from fedprompt.interfaces import Selection
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
 from fedprompt.selection import select_nearest
@@ -44,9 +44,10 @@ from fedprompt.selection import select_nearest
 class _GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, setting, num_groups, layers, replace, selector):
+    def __init__(self, setting, num_groups, layers, replace, selector, *reads):
         super().__init__()
         self.trunk = setting.trunk
+        self.used, self.query_depth, self.averaged, self.nearest = reads
         halves = torch.arange(self.trunk.depth).tensor_split(2)
         early, late = (own or half.tolist() for own, half in zip(layers, halves, strict=True))
         shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early, replace=replace)
@@ -120,7 +121,7 @@ def sgpt(
     blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head")),
     insert_nearest: bool = False,
     offset: float | None = None,
-    selector: PromptSelector = select_nearest,
+    selector: Callable[..., Selection] = select_nearest,
 ) -> fp.Method:
     """SGPT.
 
@@ -142,14 +143,13 @@ def sgpt(
         insert_nearest: Whether training inserts the prompts of the nearest key (Eq. 5). Keys are
             trained and counted by `selector` in any case. If False, its choice decides both.
         offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
-        selector: Selection rule in training.
+        selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
     layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, key_decay, blocks)
     rule = selector if offset is None else partial(selector, offset=offset)
-    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule)
-    model.used, model.query_depth = set().union(*blocks), query_depth
-    model.averaged, model.nearest = averaged, insert_nearest
+    reads = set().union(*blocks), query_depth, averaged, insert_nearest
+    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, *reads)
 
     def train(data, answer, state):
         predict(data, answer, state).train()
