@@ -26,7 +26,7 @@ Compared: equations of the paper, with the deviations above and with its own val
 argument, float64, largest difference 2.3e-16 (2026-11).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -35,30 +35,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
-from fedprompt.interfaces import PromptSelector
+from fedprompt.interfaces import Selection
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
 from fedprompt.selection import select_nearest
-
-_PARTS = ("shared", "groups", "selector", "head")
 
 
 class _GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, setting, num_groups, layers, replace, selector):
+    def __init__(self, setting, num_groups, layers, replace, selector, *reads):
         super().__init__()
         self.trunk = setting.trunk
-        halves = [half.tolist() for half in torch.arange(self.trunk.depth).tensor_split(2)]
-        early, late = (own or half for own, half in zip(layers, halves, strict=True))
-        with check.named("shared_layers"):
-            shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early, replace=replace)
-            start = setting.new_model(prompts=shared)
+        self.used, self.query_depth, self.averaged, self.nearest = reads
+        halves = torch.arange(self.trunk.depth).tensor_split(2)
+        early, late = (own or half.tolist() for own, half in zip(layers, halves, strict=True))
+        shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early, replace=replace)
+        start = setting.new_model(prompts=shared)
         self.shared = start.prompts
         self.head = start.head
-        with check.named("group_layers"):
-            self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=late, replace=replace)
+        self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=late, replace=replace)
         self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=selector)
 
     def query(self, images: Tensor) -> Tensor:
@@ -125,7 +121,7 @@ def sgpt(
     blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head")),
     insert_nearest: bool = False,
     offset: float | None = None,
-    selector: PromptSelector = select_nearest,
+    selector: Callable[..., Selection] = select_nearest,
 ) -> fp.Method:
     """SGPT.
 
@@ -147,14 +143,13 @@ def sgpt(
         insert_nearest: Whether training inserts the prompts of the nearest key (Eq. 5). Keys are
             trained and counted by `selector` in any case. If False, its choice decides both.
         offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
-        selector: Selection rule in training.
+        selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
-    _check(setting, num_groups, query_depth, key_decay, blocks)
-    rule = selector if offset is None else partial(selector, offset=offset)
     layers = shared_layers, group_layers
-    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule)
-    model.used, model.query_depth = set().union(*blocks), query_depth
-    model.averaged, model.nearest = averaged, insert_nearest
+    _check(setting.trunk.depth, layers, query_depth, key_decay, blocks)
+    rule = selector if offset is None else partial(selector, offset=offset)
+    reads = set().union(*blocks), query_depth, averaged, insert_nearest
+    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, *reads)
 
     def train(data, answer, state):
         predict(data, answer, state).train()
@@ -178,14 +173,15 @@ def sgpt(
     return fp.Method(train, server, predict, form=form)
 
 
-def _check(setting, num_groups, query_depth, key_decay, blocks):
-    """Require numbers in their range, and blocks that train keys with the groups they select."""
-    check.count("num_groups", num_groups)
-    depth, of = setting.trunk.depth, "the number of the trunk's blocks"
-    check.optional(check.count, "query_depth", query_depth, at_most=depth, of=of)
-    check.optional(check.number, "key_decay", key_decay, at_least=0, at_most=1)
-    check.some("blocks", blocks, "have at least one block")
-    for block in blocks:
-        check.known("blocks", block, _PARTS, "be sequences of names among")
-        if "selector" in block and "groups" not in block:
-            raise check.wrong("blocks", 'have "groups" where they have "selector"', [*block])
+def _check(depth, layers, query_depth, key_decay, blocks):
+    """Require values in their range, and blocks that train keys with the groups they select."""
+    if not {*range(depth)} >= {*layers[0], *layers[1]}:
+        raise ValueError(f"`shared_layers` and `group_layers` must be below {depth}; got {layers}.")
+    if query_depth not in (None, *range(1, depth + 1)):
+        raise ValueError(f"`query_depth` must be 1 to {depth}, or None; got {query_depth}.")
+    if key_decay is not None and not 0 <= key_decay <= 1:
+        raise ValueError(f"`key_decay` must be from 0 to 1; got {key_decay}.")
+    parts, keys = {"shared", "groups", "selector", "head"}, {"groups", "selector"}
+    if not blocks or any({*block} - parts or keys & {*block} == {"selector"} for block in blocks):
+        rule = f'name parts among {sorted(parts)}, and "selector" with "groups" only'
+        raise ValueError(f"`blocks` must {rule}; got {blocks}.")

@@ -17,13 +17,13 @@ SIZE = 16
 
 
 def vit(name: str, image_size: int) -> Backbone:
-    """A vision transformer of two blocks, or a convolutional network."""
+    """A vision transformer of twelve blocks, or a convolutional network."""
     torch.manual_seed(0)
     if not name.startswith("vit"):
         return Backbone(resnet(), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
     width = {"small": 20, "base": 24, "large": 28}[name.split("_")[1]]
     sizes = {"img_size": image_size, "patch_size": 8 if image_size <= 64 else 32}
-    model = VisionTransformer(**sizes, embed_dim=width, depth=2, num_heads=2, num_classes=0)
+    model = VisionTransformer(**sizes, embed_dim=width, depth=12, num_heads=2, num_classes=0)
     return Backbone(model, HALF, HALF, "bicubic")
 
 

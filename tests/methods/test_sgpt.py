@@ -96,14 +96,15 @@ def made(**values):
 REFUSED = """
 made(num_groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
 made(num_groups=9) -> ValueError: `num_groups` must be at most 8, `dim`, because more
-made(shared_layers=(0, 6)) -> ValueError: shared_layers: `layers` must be at most 5, the trunk's
-made(group_layers=(3, 3)) -> ValueError: group_layers: `layers` must contain at least one layer
-made(query_depth=7) -> ValueError: `query_depth` must be at most 6, the number of the trunk's blocks
+made(shared_layers=(6,)) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
+made(group_layers=(-1,)) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
+made(group_layers=(3, 3)) -> ValueError: `layers` must contain at least one layer, and none twice
+made(query_depth=7) -> ValueError: `query_depth` must be 1 to 6, or None; got 7.
 made(decay=1.5) -> ValueError: `decay` must be at most 1; got 1.5.
-made(key_decay=-0.1) -> ValueError: `key_decay` must be at least 0; got -0.1.
-made(blocks=[]) -> ValueError: `blocks` must have at least one block; got none.
-made(blocks=("shared", "head")) -> ValueError: `blocks` must be sequences of names among
-made(blocks=[("selector", "head")]) -> ValueError: `blocks` must have "groups" where they have
+made(key_decay=-0.1) -> ValueError: `key_decay` must be from 0 to 1; got -0.1.
+made(blocks=[]) -> ValueError: `blocks` must name parts among ['groups', 'head', 'selector', 'shared
+made(blocks=("shared", "head")) -> ValueError: `blocks` must name parts among ['groups', 'head',
+made(blocks=[("selector", "head")]) -> ValueError: and "selector" with "groups" only; got
 made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys
 last(sgpt, federation(), offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
 """
