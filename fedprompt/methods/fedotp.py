@@ -17,6 +17,7 @@ Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest
 
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -54,7 +55,10 @@ def fedotp(
     Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
     """
     match = match or _transport(mass, epsilon, solver, gradient)
-    model = _TwoContexts(setting, match, shared=shared, private=private)
+    model = _TwoContexts(setting, match)
+    for name, learner in {"shared": shared, "private": private}.items():
+        if learner is not None:
+            setattr(model, name, deepcopy(learner))
     return two_contexts(model, learning_rate, local=local)
 
 
@@ -80,12 +84,7 @@ def fedotp_average(
     return two_contexts(model, learning_rate)
 
 
-def _transport(
-    mass: float,
-    epsilon: float,
-    solver: TransportSolver | None,
-    gradient: TransportScore | None = None,
-) -> PatchMatcher:
+def _transport(mass: float, epsilon: float, solver: Any, gradient: Any = None) -> PatchMatcher:
     check.number("mass", mass, above=0, at_most=1)
     check.divisor("epsilon", epsilon)
     solver = solver or partial(fp.transport.newton, epsilon=epsilon)
@@ -97,21 +96,14 @@ class _TwoContexts(ClipModel):
     """Classifier of image tokens with a shared and a private context."""
 
     def __init__(
-        self,
-        setting: ClipSetting,
-        match: PatchMatcher,
-        read: slice = slice(1, None),
-        *,
-        shared: ContextLearner | None = None,
-        private: ContextLearner | None = None,
+        self, setting: ClipSetting, match: PatchMatcher, read: slice = slice(1, None)
     ) -> None:
         super().__init__(setting)
         self.match = match
         self.read = read
         rng = setting.generator(0, purpose="private context")
-        own = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
-        self.shared = setting.new_context() if shared is None else deepcopy(shared)
-        self.private = own if private is None else deepcopy(private)
+        self.shared = setting.new_context()
+        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by the tokens that are read: the patches follow the pooled one."""
