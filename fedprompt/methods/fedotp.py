@@ -26,7 +26,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
@@ -54,8 +53,7 @@ def fedotp(
     takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`.
     Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
     """
-    match = match or _transport(mass, epsilon, solver, gradient)
-    model = _TwoContexts(setting, match)
+    model = _TwoContexts(setting, match or _transport(mass, epsilon, solver, gradient))
     for name, learner in {"shared": shared, "private": private}.items():
         if learner is not None:
             setattr(model, name, deepcopy(learner))
@@ -85,8 +83,9 @@ def fedotp_average(
 
 
 def _transport(mass: float, epsilon: float, solver: Any, gradient: Any = None) -> PatchMatcher:
-    check.number("mass", mass, above=0, at_most=1)
-    check.divisor("epsilon", epsilon)
+    for name, value, most in (("mass", mass, 1.0), ("epsilon", epsilon, 1e38)):
+        if not 0 < value <= most:
+            raise ValueError(f"`{name}` must be above 0 and at most {most:g}; got {value}.")
     solver = solver or partial(fp.transport.newton, epsilon=epsilon)
     gradient = gradient or fp.transport.plan_fixed
     return partial(fp.transport_logits, solver=solver, mass=mass, gradient=gradient)

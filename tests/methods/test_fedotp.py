@@ -145,7 +145,7 @@ def test_foreign_pieces_go_into_a_loop_and_into_the_method():
 
 MADE = clip_federation()
 REFUSED = """
-fedotp(MADE, mass=1.2) -> ValueError: `mass` must be at most 1; got 1.2
+fedotp(MADE, mass=1.2) -> ValueError: `mass` must be above 0 and at most 1; got 1.2.
 fedotp(MADE, mass=0) -> ValueError: `mass` must be above 0
 fedotp(MADE, epsilon=0) -> ValueError: `epsilon` must be above 0
 fedotp_classical(MADE, epsilon=-0.1) -> ValueError: `epsilon` must be above 0
