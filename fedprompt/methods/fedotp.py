@@ -32,6 +32,9 @@ from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_ste
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
+PATCHES = slice(1, None)
+"""Tokens after the pooled one."""
+
 
 @register("FedOTP", **PERSONALIZED_CLIP, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
 def fedotp(
@@ -78,7 +81,7 @@ def fedotp_average(
 ) -> fp.Method:
     """FedOTP (average): the mean cosine of all patches and both contexts, without transport."""
     match = partial(fp.transport_logits, solver=fp.transport.independent, mass=1.0)
-    model = _TwoContexts(setting, match, slice(1) if pooled else slice(1, None))
+    model = _TwoContexts(setting, match, slice(1) if pooled else PATCHES)
     return two_contexts(model, learning_rate)
 
 
@@ -94,9 +97,7 @@ def _transport(mass: float, epsilon: float, solver: Any, gradient: Any = None) -
 class _TwoContexts(ClipModel):
     """Classifier of image tokens with a shared and a private context."""
 
-    def __init__(
-        self, setting: ClipSetting, match: PatchMatcher, read: slice = slice(1, None)
-    ) -> None:
+    def __init__(self, setting: ClipSetting, match: PatchMatcher, read: slice = PATCHES) -> None:
         super().__init__(setting)
         self.match = match
         self.read = read
