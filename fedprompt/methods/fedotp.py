@@ -32,8 +32,7 @@ from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_ste
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
-PATCHES = slice(1, None)
-"""Tokens after the pooled one."""
+PATCHES = slice(1, None)  # tokens after the pooled one
 
 
 @register("FedOTP", **PERSONALIZED_CLIP, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
