@@ -20,6 +20,12 @@ AT_ONCE = {"cpu"}
 UNSTATED = 1e-3
 """Tolerance of a solver that does not state one, where exact plans are needed."""
 
+_TEXT = (
+    "A transport plan violates its marginals by {:.3g} times its tolerance, so its scores "
+    "are not those of its problem. Raise `max_iterations` or `epsilon`, or use `newton`. A solver "
+    "that relaxes its marginals must return its `rho`."
+)
+
 _kept: dict[torch.device, tuple[int, Tensor]] = {}
 _warned: set[str] = set()
 
@@ -46,23 +52,17 @@ def checked(coupling: object, *, strict: bool = False) -> Coupling:
         return coupling
     times = error.amax() / tolerance
     device = times.device
-    calls, largest = _kept.get(device, (0, times))
-    largest = times if strict else torch.maximum(largest, times)
+    calls, largest = (0, times) if strict else _kept.get(device, (0, times))
+    largest = torch.maximum(largest, times)
     read = strict or device.type in AT_ONCE or calls % EVERY == 0
     if not strict:
         _kept[device] = calls + 1, torch.zeros_like(largest) if read else largest
     if read and not (worst := largest.item()) <= FACTOR:  # also if it is NaN
-        _report(
-            f"A transport plan violates its marginals by {worst:.3g} times its tolerance", strict
-        )
+        _report(_TEXT.format(worst), strict)
     return coupling
 
 
 def _report(text: str, strict: bool) -> None:
-    text += (
-        ", so scores and gradients are not those of the problem. Raise `max_iterations` or "
-        "`epsilon`, or use `newton`. A solver that relaxes its marginals must return its `rho`."
-    )
     if strict:
         raise ValueError(text)
     if not _warned:

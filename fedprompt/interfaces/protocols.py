@@ -3,7 +3,7 @@
 Your own piece can replace one of the library wherever it fits the protocol.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch.nn as nn
@@ -236,17 +236,14 @@ class TransportScore(Protocol):
 
 @runtime_checkable
 class PatchMatcher(Protocol):
-    """Function from patches and text features to logits, as :func:`~fedprompt.transport_logits`."""
+    """Function from patches and text features to logits, as :func:`~fedprompt.transport_logits`.
 
-    def __call__(
-        self,
-        patches: Float[Tensor, "batch patches dim"],
-        text: Float[Tensor, "prompts classes dim"],
-        /,
-        *,
-        scale: float,
-    ) -> Float[Tensor, "batch classes"]:
-        """Compute logits of features that are not normalized; gradients flow into `text`."""
+    Patches are ``(batch, patches, dim)`` and text features ``(prompts, classes, dim)``. Neither is
+    normalized.
+    """
+
+    def __call__(self, patches: Tensor, text: Tensor, /, *, scale: float) -> Tensor:
+        """Compute logits ``(batch, classes)``; gradients flow into both."""
 
 
 @runtime_checkable
@@ -259,10 +256,6 @@ class ContextLearner(Protocol):
 
     def __call__(self) -> Float[Tensor, "contexts *classes length dim"]:
         """Return the contexts; the axis of classes exists if they are class-specific."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters with their names."""
-
 
 @runtime_checkable
 class GuideLoss(Protocol):

@@ -17,6 +17,7 @@ Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest
 
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -25,12 +26,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
+
+PATCHES = slice(1, None)  # tokens after the pooled one
 
 
 @register("FedOTP", **PERSONALIZED_CLIP, search=LEARNING_RATE | {"mass": (0.4, 0.95)})
@@ -53,8 +55,10 @@ def fedotp(
     takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`.
     Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
     """
-    match = match or _transport(mass, epsilon, solver, gradient)
-    model = _TwoContexts(setting, match, shared=shared, private=private)
+    model = _TwoContexts(setting, match or _transport(mass, epsilon, solver, gradient))
+    for name, learner in {"shared": shared, "private": private}.items():
+        if learner is not None:
+            setattr(model, name, deepcopy(learner))
     return two_contexts(model, learning_rate, local=local)
 
 
@@ -76,18 +80,14 @@ def fedotp_average(
 ) -> fp.Method:
     """FedOTP (average): the mean cosine of all patches and both contexts, without transport."""
     match = partial(fp.transport_logits, solver=fp.transport.independent, mass=1.0)
-    model = _TwoContexts(setting, match, slice(1) if pooled else slice(1, None))
+    model = _TwoContexts(setting, match, slice(1) if pooled else PATCHES)
     return two_contexts(model, learning_rate)
 
 
-def _transport(
-    mass: float,
-    epsilon: float,
-    solver: TransportSolver | None,
-    gradient: TransportScore | None = None,
-) -> PatchMatcher:
-    check.number("mass", mass, above=0, at_most=1)
-    check.divisor("epsilon", epsilon)
+def _transport(mass: float, epsilon: float, solver: Any, gradient: Any = None) -> PatchMatcher:
+    for name, value, most in (("mass", mass, 1.0), ("epsilon", epsilon, 1e38)):
+        if not 0 < value <= most:
+            raise ValueError(f"`{name}` must be above 0 and at most {most:g}; got {value}.")
     solver = solver or partial(fp.transport.newton, epsilon=epsilon)
     gradient = gradient or fp.transport.plan_fixed
     return partial(fp.transport_logits, solver=solver, mass=mass, gradient=gradient)
@@ -96,22 +96,13 @@ def _transport(
 class _TwoContexts(ClipModel):
     """Classifier of image tokens with a shared and a private context."""
 
-    def __init__(
-        self,
-        setting: ClipSetting,
-        match: PatchMatcher,
-        read: slice = slice(1, None),
-        *,
-        shared: ContextLearner | None = None,
-        private: ContextLearner | None = None,
-    ) -> None:
+    def __init__(self, setting: ClipSetting, match: PatchMatcher, read: slice = PATCHES) -> None:
         super().__init__(setting)
         self.match = match
         self.read = read
         rng = setting.generator(0, purpose="private context")
-        own = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
-        self.shared = setting.new_context() if shared is None else deepcopy(shared)
-        self.private = own if private is None else deepcopy(private)
+        self.shared = setting.new_context()
+        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by the tokens that are read: the patches follow the pooled one."""

@@ -19,6 +19,10 @@ CHUNK_ELSEWHERE = 2**27
 """The same on an accelerator: half a gigabyte of float32."""
 
 
+_Solve = Callable[..., tuple[Tensor, ...]]
+"""Function of cost, `a`, `b` and others."""
+
+
 class Problem(NamedTuple):
     """Batch of problems with one batch axis, and with rows as the last axis.
 
@@ -86,18 +90,15 @@ def couple_entropic(
     tolerance: float,
     max_iterations: int,
     *,
-    rows_exact: bool = False,
-    rho: tuple[float, float] | None = None,
+    rows_exact: bool | None = False,
 ) -> Coupling:
     """Check the options of an iterative solver, and call :func:`couple` with them."""
     check.divisor("epsilon", epsilon)
     check.number("tolerance", tolerance, above=0)
     check.count("max_iterations", max_iterations)
     solver = partial(solve, epsilon=epsilon, tolerance=tolerance, max_iterations=max_iterations)
-    rules = {"rows_exact": rows_exact, "relaxed": rho is not None}
-    coupling = couple(cost, a, b, solver, epsilon=epsilon, **rules)
-    reached = max(tolerance, resolution(coupling.plan.dtype))
-    return coupling._replace(tolerance=reached, rho=rho)
+    coupling = couple(cost, a, b, solver, epsilon=epsilon, rows_exact=rows_exact)
+    return coupling._replace(tolerance=max(tolerance, resolution(coupling.plan.dtype)))
 
 
 def resolution(dtype: torch.dtype) -> float:
@@ -113,16 +114,17 @@ def couple(
     solve: Callable[[Problem], Solution],
     *,
     epsilon: float,
-    rows_exact: bool = False,
-    relaxed: bool = False,
+    rows_exact: bool | None = False,
 ) -> Coupling:
-    """Check and solve a batch chunk by chunk; return the result in the layout of `cost`."""
+    """Check and solve a batch chunk by chunk; return the result in the layout of `cost`.
+
+    If `rows_exact` is None, the marginals are relaxed, and masses may have any sums.
+    """
     check_layout(cost, a, b)
-    rules = {"rows_exact": rows_exact, "relaxed": relaxed}
 
     def solved(cost: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-        check_problem(cost, a, b, epsilon=epsilon, **rules)
-        plan, error, iterations, duals = _by_chunks(flat(cost, a, b, **rules), solve)
+        check_problem(cost, a, b, epsilon, rows_exact)
+        plan, error, iterations, duals = _by_chunks(flat(cost, a, b, rows_exact), solve)
         batch = cost.shape[:-2]
         plan = plan.transpose(1, 2).reshape(cost.shape)
         found = plan, error.reshape(batch), iterations.reshape(batch)
@@ -134,7 +136,7 @@ def couple(
     return Coupling(plan, error, iterations, *masses, epsilon, (*duals, None)[0], 1e-5)
 
 
-def unwrapped(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+def unwrapped(solve: _Solve, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Call a function of cost, `a`, `b` and others, in ``torch.func`` transforms on plain tensors.
 
     So the function can read values there, and stop when all problems are solved.
@@ -149,7 +151,7 @@ class _Unwrapped(torch.autograd.Function):
     """Autograd function without a gradient, for :func:`unwrapped`."""
 
     @staticmethod
-    def forward(solve: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(solve: _Solve, *tensors: Tensor) -> tuple[Tensor, ...]:
         return unwrapped(solve, *tensors)
 
     @staticmethod
@@ -157,12 +159,7 @@ class _Unwrapped(torch.autograd.Function):
         ctx.mark_non_differentiable(*output)
 
     @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        solve: Callable[..., tuple[Tensor, ...]],
-        *tensors: Tensor,
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], solve: _Solve, *tensors: Tensor) -> Any:
         """Solve all problems as one batch; masses have fewer axes, and get axes of length 1."""
         batched = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -201,9 +198,7 @@ def violation(plan: Tensor, problem: Problem) -> Tensor:
     return torch.maximum(rows.amax(1), gap.abs().amax(1))
 
 
-def flat(
-    cost: Tensor, a: Tensor, b: Tensor, *, rows_exact: bool = False, relaxed: bool = False
-) -> Problem:
+def flat(cost: Tensor, a: Tensor, b: Tensor, rows_exact: bool | None = False) -> Problem:
     """Arrange a batch for the solvers, in float32 at least; masses shared by all are not copied."""
     dtype = _dtype(cost, a, b)
     *batch, rows, columns = cost.shape
@@ -212,7 +207,7 @@ def flat(
     eager = check.values_readable(cost, a, b)
     a, b = a.to(dtype), b.to(dtype)
     has, takes = a.sum(-1, keepdim=True), b.sum(-1, keepdim=True)
-    full = (takes >= has * (1 - slack)) & (not relaxed)
+    full = (takes >= has * (1 - slack)) & (rows_exact is not None)
     a = torch.where(full, a * (takes / has), a)
     last = torch.arange(columns, device=cost.device) == columns - 1
     a, b, full, pinned = (
@@ -220,17 +215,11 @@ def flat(
         for part in (a, b, full, (full & last).to(dtype))
     )
     cost = cost.to(dtype).transpose(-2, -1).reshape(problems, columns, rows).contiguous()
-    return Problem(cost, a, b, full, pinned, eager, rows_exact)
+    return Problem(cost, a, b, full, pinned, eager, bool(rows_exact))
 
 
 def check_problem(
-    cost: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    epsilon: float,
-    rows_exact: bool = False,
-    relaxed: bool = False,
+    cost: Tensor, a: Tensor, b: Tensor, epsilon: float, rows_exact: bool | None = False
 ) -> None:
     """Require costs and masses of matching shapes, and masses for which a plan exists.
 
@@ -251,7 +240,7 @@ def check_problem(
         ("cost", f"have a range of at most {largest:.2g}", ~(top / 2 - least / 2 <= largest / 2)),
         ("a", "be finite and at least 0", ~((a >= 0) & (a < math.inf)).all(-1)),
         ("b", "be finite and above 0", ~((b > 0) & (b < math.inf)).all(-1)),
-        ("b", total, unequal & (not relaxed)),
+        ("b", total, unequal & (rows_exact is not None)),
     )
     if not bool(torch.stack([wrong.any() for _, _, wrong in rules]).any()):  # one synchronization
         return

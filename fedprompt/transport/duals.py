@@ -57,7 +57,7 @@ def plan_from_duals(
     check.shape("duals", duals, cost.shape[:-2] + cost.shape[-1:], "the columns of `cost`")
 
     def solved(cost: Tensor, a: Tensor, b: Tensor, duals: Tensor) -> tuple[Tensor]:
-        check_problem(cost, a, b, epsilon=epsilon)
+        check_problem(cost, a, b, epsilon)
         problem = flat(cost, a, b)
         x = duals.to(problem.cost.dtype).reshape(problem.b.shape)
         plan = torch.empty_like(problem.cost)

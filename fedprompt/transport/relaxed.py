@@ -82,12 +82,10 @@ def unbalanced(
     for weight in both:
         if weight != math.inf:
             check.divisor("rho", weight)
-    exact = both == (math.inf, math.inf)
-    weights = None if exact else (float(both[0]), float(both[1]))
-
-    solve = partial(_solve, rho=both)
-    options = (epsilon, tolerance, max_iterations)
-    return couple_entropic(cost, a, b, solve, *options, rows_exact=exact, rho=weights)
+    exact = True if min(both) == math.inf else None
+    options = (partial(_solve, rho=both), epsilon, tolerance, max_iterations)
+    coupling = couple_entropic(cost, a, b, *options, rows_exact=exact)
+    return coupling if exact else coupling._replace(rho=both)
 
 
 def _solve(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from compilers import COMPILERS
 from fedprompt import cosine_logits, transport_logits
 from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
+from references import fedotp
 from references.transport import marginals, slow_plan
 from refusals import check_refused, refusals
 from tolerance import assert_near
@@ -23,49 +24,18 @@ def draw(dtype=torch.float64):
     return patches.to(dtype), text.to(dtype)
 
 
-def loop_logits(patches, text, *, scale, mass, epsilon):
-    """Compute logits for one image and class at a time, by the slow reference."""
-    logits = torch.zeros(len(patches), text.shape[1], dtype=torch.float64)
-    for image in range(len(patches)):
-        for label in range(text.shape[1]):
-            x = patches[image] / patches[image].norm(dim=1, keepdim=True)
-            h = text[:, label] / text[:, label].norm(dim=1, keepdim=True)
-            similarity = x @ h.T
-            a = torch.full((len(x),), 1 / len(x), dtype=torch.float64)
-            b = torch.full((len(h),), mass / len(h), dtype=torch.float64)
-            logits[image, label] = (
-                scale * (slow_plan(1 - similarity, a, b, epsilon=epsilon) * similarity).sum()
-            )
-    return logits
-
-
 @pytest.mark.parametrize("mass", [0.3, 0.8, 1.0])
 @pytest.mark.parametrize("epsilon", [0.1, 0.3])
 def test_transport_logits_follow_the_equations(mass, epsilon):
-    patches, text = draw()
-    solver = partial(newton, epsilon=epsilon, tolerance=1e-12)
-    expected = loop_logits(patches, text, scale=50.0, mass=mass, epsilon=epsilon)
-    torch.testing.assert_close(
-        transport_logits(patches, text, scale=50.0, mass=mass, solver=solver),
-        expected,
-        rtol=0,
-        atol=1e-7,
-    )
-
-
-def test_the_softmax_is_that_of_the_paper():
     """Law T-k: the paper prints scale * (1 - distance), which differs by a constant."""
     patches, text = draw()
-    logits = transport_logits(patches, text, scale=30.0)
-    similarity = torch.einsum(
-        "bvd,pkd->bkvp", F.normalize(patches, dim=-1), F.normalize(text, dim=-1)
+    solver = partial(newton, epsilon=epsilon, tolerance=1e-12)
+    plan = partial(slow_plan, epsilon=epsilon)
+    printed = torch.stack(
+        [fedotp.logits(image, text, scale=50.0, mass=mass, plan=plan) for image in patches]
     )
-    a, b = marginals(PATCHES, PROMPTS, 0.8)
-    distance = (newton(1 - similarity, a, b).plan * (1 - similarity)).sum((2, 3))
-    torch.testing.assert_close(logits, 30.0 * (0.8 - distance), rtol=0, atol=1e-4)
-    torch.testing.assert_close(
-        logits.softmax(1), (30.0 * (1 - distance)).softmax(1), rtol=0, atol=1e-5
-    )
+    found = transport_logits(patches, text, scale=50.0, mass=mass, solver=solver)
+    torch.testing.assert_close(found, printed - 50 * (1 - mass), rtol=0, atol=1e-7)
 
 
 def test_one_prompt_at_full_mass_is_the_mean_similarity():
