@@ -59,7 +59,8 @@ class TextTower:
             Hugging Face).
         ValueError: If `tokenizer` has ids outside the model's vocabulary. If only some
             parameters of a tower are trained, or adapters such as LoRA's are, because they would
-            be frozen silently. If the probe finds a fault. When used: if the model is no longer frozen or in eval mode.
+            be frozen silently. If the features differ from those of the model, or a layer has no
+            backward pass. When used: if the model is no longer frozen or in eval mode.
 
     Example:
         >>> import open_clip
@@ -335,6 +336,6 @@ def _moved(indices: Tensor, device: torch.device) -> Tensor:
 def _check_unadapted(clip_model: nn.Module, images: tuple[str, ...]) -> None:
     """Require that each tower trains all parameters or none."""
     named = [pair for pair in clip_model.named_parameters() if not pair[0].startswith("logit_")]
-    for inside in (True, False):
-        tower = [pair for pair in named if pair[0].startswith(images) == inside]
+    for visual in (True, False):
+        tower = [pair for pair in named if pair[0].startswith(images) == visual]
         check_unadapted("clip_model", tower, remedy="merge adapters")
