@@ -184,7 +184,7 @@ class FrozenTrunk(Trunk):
             tokens = self.embedded(self._image())[0]
             return tokens.dtype, self.pool(tokens[:, : self.prefix + 1]).shape[-1]
         except Exception as error:
-            rule = "embed an image; weights outside of blocks must not be sharded or offloaded"
+            rule = "embed an image; weights outside of blocks must fit, not sharded or offloaded"
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise check.wrong("model", rule, got.rstrip(".")) from error
 
