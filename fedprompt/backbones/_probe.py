@@ -13,7 +13,7 @@ import fedprompt._checks as check
 from fedprompt.backbones._models import listed
 
 HALF = 5e-2
-_BOUNDS = {torch.float64: 1e-9, torch.float32: 3e-4}
+_BOUNDS = dict.fromkeys((torch.float64, torch.float32), 3e-4)  # softmax may be in float32
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARTS = "because prompts enter between its blocks"
 

@@ -20,7 +20,7 @@ FAMILIES = ("ViT-B-16", "EVA02-B-16", "ViTModel", "DINOv3ViTModel", "CLIPModel",
 
 def int8(model):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         return torch.ao.quantization.quantize_dynamic(model.float(), {nn.Linear}, torch.qint8)
 
 

@@ -259,8 +259,11 @@ def _cast(argument: str, inputs: Tensor, weight: Tensor, dtype: torch.dtype) -> 
 
 def _weight(model: nn.Module) -> nn.Parameter:
     """Return the first floating-point parameter, if possible one that is not offloaded."""
-    floating = [part for part in model.parameters() if part.is_floating_point()]
-    return next((part for part in floating if not part.is_meta), floating[0])
+    for at_hand in (True, False):
+        for part in model.parameters():
+            if part.is_floating_point() and not (at_hand and part.is_meta):
+                return part
+    raise check.wrong("model", "have floating-point parameters", "none")
 
 
 def _convolution(model: nn.Module) -> nn.Conv2d | None:
