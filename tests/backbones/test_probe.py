@@ -7,7 +7,10 @@ import pytest
 import torch
 import torch.nn as nn
 from open_clip.model import convert_weights_to_lp
+from timm.layers import PatchEmbed
+from timm.utils import ModelEmaV3
 from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.swa_utils import AveragedModel
 
 import fedprompt as fp
 from clips import NAMES, TOKENIZER, make_clip
@@ -197,3 +200,50 @@ def test_models_without_weights_are_probed_at_their_first_use():
     expected = fp.encode_prompted(fp.vit_trunk(tiny_vit()), images).pooled
     assert torch.equal(fp.encode_prompted(trunk, images).pooled, expected)
     assert trunk.probe.seen is not None
+
+
+class Overlapping(PatchEmbed):
+    """Patches of four pixels at every other pixel."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.proj.stride, self.grid_size, self.num_patches = (2, 2), (7, 7), 49
+
+
+def test_sizes_are_those_of_the_model_at_hand():
+    model = tiny_vit()
+    trunk = fp.vit_trunk(model)
+    model.set_input_size(patch_size=4)
+    assert trunk.patch_size == 4
+    model = tiny_vit(patch_size=4, embed_layer=Overlapping, dynamic_img_size=True)
+    trunk, images = fp.vit_trunk(model), torch.rand(2, 3, 16, 16).double()
+    tokens = fp.encode_front(trunk, images, start=1)
+    late = fp.encode_from(trunk, tokens, start=1, image_size=16).pooled
+    assert torch.equal(late, model(images))
+
+
+def test_a_trunk_with_lora_passes_its_check():
+    model, parameters = fp.tuning.lora(tiny_vit(), rank=2)
+    trunk = fp.vit_trunk(model, trainable=parameters)
+    report = fp.check.trunk(trunk, torch.rand(2, 3, 16, 16).double())
+    assert report.passed, report
+
+
+def test_names_of_averaged_copies_are_those_of_the_module():
+    for wrapper in (AveragedModel, ModelEmaV3):
+        assert list(fp.snapshot(wrapper(nn.Linear(2, 2)))) == ["weight", "bias"]
+
+
+def test_a_processor_has_a_tokenizer():
+    from transformers import CLIPProcessor, CLIPTokenizer
+
+    special = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>"}
+    ids = {special.get(token, token): index for token, index in TOKENIZER.encoder.items()}
+    own = CLIPTokenizer(vocab=ids, merges=list(TOKENIZER.bpe_ranks), padding_side="left")
+    processor = CLIPProcessor.__new__(CLIPProcessor)
+    processor.tokenizer = own
+    expected = fp.TextTower(make_clip(), TOKENIZER).class_names(NAMES)
+    found = fp.TextTower(make_clip(), processor).class_names(NAMES)
+    assert torch.equal(found.start, expected.start)
+    for one, other, length in zip(found.tokens, expected.tokens, expected.length, strict=True):
+        assert torch.equal(one[:length], other[:length])

@@ -303,7 +303,7 @@ vit_trunk(transformers.CLIPSegVisionModel(transformers.CLIPSegVisionConfig(**WID
 vit_trunk(nn.DataParallel(nn.Sequential(tiny_vit()))) -> TypeError: model.get_submodule('module.0')
 TextTower(nn.DataParallel(make_clip()), TOKENIZER) -> TypeError: it contains one; pass model.module
 tokens_of(nn.DataParallel(make_clip())) -> TypeError: it contains one; pass model.module); got
-TextTower(make_clip(), lambda texts, context_length: [[1]]) -> TypeError: ids; pass processor.tokeniz
+TextTower(make_clip(), lambda texts, context_length: [[1]]) -> TypeError: pass processor.tokenizer
 TextTower(make_clip(), TOKENIZER, probe=1) -> TypeError: `probe` must be True or False; got 1
 vit_trunk(tiny_vit(), probe=None) -> TypeError: `probe` must be True or False; got None
 images('ViT-B-16', 2, 3, 16, 16) -> ValueError: (32, 32), because its positions are fixed; got (16

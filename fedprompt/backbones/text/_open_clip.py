@@ -32,7 +32,7 @@ class OpenClipText:
         self._clip = clip_model
         self.containers = (clip_model, text, text.transformer, text.token_embedding)
         # The end of text is recognized by its id, or by the largest id.
-        end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+        end: Any = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
         by_id = _pool_type(text) == "eos" and end is not None
         self.end: int = end if by_id else text.token_embedding.num_embeddings - 1
         pool = _pool_type(text)

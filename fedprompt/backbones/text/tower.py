@@ -272,6 +272,7 @@ class TextTower:
         words = [tokens[:1], prompts[0].to(tokens) if prompts else tokens[1:2]]
         text = PromptedText(torch.cat(words)[None], tokens[None, None, 2:], (3,), 1)
         deep = dict(enumerate(prompts[1:], 1))
+        features: Tensor
         (features,) = self(text, *[PromptStream(deep, replace=True)] * bool(deep))
         return features
 
