@@ -21,8 +21,12 @@ from towers import OPEN_CLIP, TRANSFORMERS, Tower, build_tower, tower_images  # 
 TEXT = """# Models that accept prompts
 
 `vit_trunk(model)` makes a trunk from any timm `VisionTransformer` or `Eva`, from the image towers
-of open_clip, and from ViT, DINOv2, CLIP and SigLIP of transformers. The tables list the models of
-the tests. Each is small (two or three blocks), with random weights in float64.
+of open_clip, and from ViT, DeiT, DINOv2, DINOv3, CLIP and SigLIP of transformers. The tables list
+the models of the tests. Each is small (two or three blocks), with random weights in float64.
+
+When you make a trunk, it is compared with your model on one image, because your model may differ
+from its class: in its dtypes, hooks, replaced methods, quantized layers or adapters. What cannot be
+right is an error with the remedy.
 
 - *Without prompts*: the largest difference between the pooled features of
   `encode_prompted(trunk, images)` and those of the model.

@@ -43,9 +43,9 @@ def lora(
         Copy of the model, and its factors A and B.
 
     Raises:
-        ValueError: If the model has LoRA already. If it has no such projections, as models with
-            ``nn.MultiheadAttention``, or reads their weights without calling them, so that LoRA
-            would have no effect.
+        ValueError: If the model has LoRA already, or no such projections, as models with
+            ``nn.MultiheadAttention``. :func:`vit_trunk` refuses models that read the weights of
+            projections without calling them, so that LoRA would have no effect.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -67,11 +67,6 @@ def lora(
     if not found:
         rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
         raise check.wrong("model", rule, type(model).__name__)
-    for name in found:
-        parent = model.get_submodule(name.rpartition(".")[0])
-        if getattr(parent, "q_bias", None) is not None:  # then timm reads the weight alone
-            rule = "call its projections, but reads weights beside a `q_bias`"
-            raise check.wrong("model", rule, f"{type(parent).__name__} at {name}")
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:

@@ -124,7 +124,8 @@ def check_unadapted(
     trainable = [name for name, parameter in named if parameter.requires_grad]
     adapters = [name for name in trainable if any(word in name.lower() for word in _ADAPTERS)]
     fixed = any(
-        not parameter.requires_grad and not name.endswith(_POSITIONS) for name, parameter in named
+        not each.requires_grad and each.is_floating_point() and not name.endswith(_POSITIONS)
+        for name, each in named
     )
     if adapters or (trainable and fixed):
         rule = (

@@ -13,7 +13,7 @@ import fedprompt._checks as check
 from fedprompt.backbones._models import listed
 
 HALF = 5e-2
-_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}
+_BOUNDS = dict.fromkeys((torch.float64, torch.float32), 3e-4)  # softmax may be in float32
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _PARTS = "because prompts enter between its blocks"
 
@@ -156,12 +156,10 @@ def watched(model: nn.Module) -> Iterator[list[str]]:
 
     def hook(name: str, _: object, given: tuple[Any, ...], named: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple | list) else (output,)
-        tensors = [
-            part for part in outputs if isinstance(part, Tensor) and part.is_floating_point()
-        ]
-        inputs = [part for part in (*given, *named.values()) if isinstance(part, Tensor)]
-        if tensors and not any(part.requires_grad for part in tensors):
-            lost.extend([name] * any(part.requires_grad for part in inputs))
+        floats = [each for each in outputs if isinstance(each, Tensor) and each.is_floating_point()]
+        inputs = [each for each in (*given, *named.values()) if isinstance(each, Tensor)]
+        if floats and not any(map(_has_backward, floats)):
+            lost.extend([name] * any(each.requires_grad for each in inputs))
 
     handles = [
         module.register_forward_hook(partial(hook, name), with_kwargs=True)
@@ -177,6 +175,15 @@ def watched(model: nn.Module) -> Iterator[list[str]]:
             handle.remove()
 
 
+def _has_backward(output: Tensor) -> bool:
+    """Whether a tensor has a graph, also behind a cast of the output of an int8 kernel."""
+    if output.grad_fn is None:
+        return output.requires_grad
+    before = (step for step, _ in output.grad_fn.next_functions if step is not None)
+    names = [step.name() for step in (output.grad_fn, *before)]
+    return not any(name.endswith("NotImplemented") for name in names)
+
+
 @contextmanager
 def without_traces(model: nn.Module) -> Iterator[None]:
     """Run a model outside of the caller's modes, and restore random streams and buffers."""
@@ -190,7 +197,8 @@ def without_traces(model: nn.Module) -> Iterator[None]:
         modes.enter_context(torch.inference_mode(False))
         modes.enter_context(torch.enable_grad())
         modes.enter_context(torch.autocast("cuda" if devices else "cpu", enabled=False))
-        if any(vars(part).get("_compiled_call_impl") for part in model.modules()):
+        compiled = [vars(part).get("_compiled_call_impl") for part in model.modules()]
+        if any(compiled) or any("_orig_mod" in part._modules for part in model.modules()):
             modes.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             yield

@@ -115,7 +115,7 @@ def _weights(model: Any, backbone: object) -> str:
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             plain = (tensor.dequantize() if tensor.is_quantized else tensor).detach().cpu()
-            total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy())
+            total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 

@@ -222,7 +222,7 @@ zero_shot_classifier(tower(), ['cat'], ['bear ' * 22 + '{}']) -> ValueError: wit
 zero_shot_classifier(tower(), 'cat', ['a {}']) -> TypeError: `names` must be a sequence of strings;
 zero_shot_classifier(tower(), [], ['a {}']) -> ValueError: `names` must contain at least one string
 zero_shot_classifier(tower(), [3], [str]) -> TypeError: `names[0]` must be a string; got 3
-TextTower(coca(), TOKENIZER) -> TypeError: CustomTextCLIP (CoCa adds a token),
+TextTower(coca(), TOKENIZER) -> TypeError: (CoCa adds a token); got CoCa.
 TextTower(nn.Linear(1, 1), TOKENIZER) -> TypeError: `clip_model` must be an open_clip CLIP or
 TextTower(with_text(nn.Linear(1, 1)), TOKENIZER) -> TypeError: have a text tower that takes
 TextTower(make_clip(custom=True, embed_cls=True), TOKENIZER) -> TypeError: it adds a token, as CoCa
@@ -236,7 +236,7 @@ TextTower(make_clip(), lambda texts, context_length: TOKENIZER(texts)) -> ValueE
 TextTower(make_clip(), words(start=[49408])) -> ValueError: whose vocabulary has 49408 tok
 TextTower(make_clip(), TOKENIZER, class_chunk=0) -> ValueError: `class_chunk` must be
 TextTower(make_clip(), TOKENIZER, class_chunk=2.5) -> TypeError: `class_chunk` must be
-of_siglip() -> TypeError: be a CLIPModel or
+of_siglip() -> TypeError: or a CLIPModel or
 tower()(zeros(1, 2, 16)) -> TypeError: `text` must be PromptedText, from prompted_text
 sentence((1, 2, 8), (1, 3, 4, 8), (2, 3, 4)) -> ValueError: prefix of shape (contexts, length, 16)
 sentence((2, 2, 16), (1, 3, 4, 16), (2, 3, 4)) -> ValueError: got (2, 2, 16) and (1, 3, 4, 16)
@@ -280,11 +280,11 @@ vit_trunk(open_clip.model.CLIP(4, SMALL | {'head_width': 4}, TEXT | {'vocab_size
 -> TypeError: it contains one; pass model.visual
 vit_trunk(classifier()) -> TypeError: it contains one; pass model.dinov2
 vit_trunk(swin()) -> TypeError: windows has none; use freeze(model) and PadPrompts
-vit_trunk(siglip2()) -> TypeError: its packed sequences
-vit_trunk(altered(visual().visual)) -> TypeError: its forward pass is not known here;
-vit_trunk(altered(build_tower(tower_named('ViTModel')))) -> TypeError: its forward pass is not known
-vit_trunk(altered(tiny_vit())) -> TypeError: its forward pass is not known here
-vit_trunk(altered(build(row_named('eva02_tiny_patch14_224')))) -> TypeError: its forward pass is
+vit_trunk(siglip2()) -> TypeError: the same weights are supported in timm and open_clip, as
+vit_trunk(altered(visual().visual)) -> ValueError: compute part by part what it computes as a
+vit_trunk(altered(build_tower(tower_named('ViTModel')))) -> ValueError: must run in eval mode
+vit_trunk(altered(tiny_vit())) -> ValueError: compute part by part what it computes as a whole
+vit_trunk(altered(build(row_named('eva02_tiny_patch14_224')))) -> ValueError: compute part by part
 vit_trunk(two_pools()) -> TypeError: its forward pass is not known here
 vit_trunk(open_clip.modified_resnet.ModifiedResNet((1,) * 4, 8, 8, width=8)) -> TypeError: is convol
 vit_trunk(TimmModel('test_convnext', 4, 160)) -> TypeError: it is convolutional
@@ -298,6 +298,14 @@ vit_trunk(with_extra('CLIPModel')) -> ValueError: must have no adapters and trai
 vit_trunk(flash(), attention_mask=zeros(17, 17)) -> ValueError: must be None, or the model's attent
 vit_trunk(torch_vit(), attention_mask=zeros(17, 17)) -> ValueError: must be None, because blocks of
 encode_prompted(vit_trunk(torch_vit()), zeros(2, 3, 32, 16)) -> ValueError: the model's size (32, 32
+vit_trunk(transformers.CLIPSegVisionModel(transformers.CLIPSegVisionConfig(**WIDTHS))) \
+-> TypeError: (its weights are in no library that is supported; the how-to page
+vit_trunk(nn.DataParallel(nn.Sequential(tiny_vit()))) -> TypeError: model.get_submodule('module.0')
+TextTower(nn.DataParallel(make_clip()), TOKENIZER) -> TypeError: it contains one; pass model.module
+tokens_of(nn.DataParallel(make_clip())) -> TypeError: it contains one; pass model.module); got
+TextTower(make_clip(), lambda texts, context_length: [[1]]) -> TypeError: pass processor.tokenizer
+TextTower(make_clip(), TOKENIZER, probe=1) -> TypeError: `probe` must be True or False; got 1
+vit_trunk(tiny_vit(), probe=None) -> TypeError: `probe` must be True or False; got None
 images('ViT-B-16', 2, 3, 16, 16) -> ValueError: (32, 32), because its positions are fixed; got (16
 images('EVA02-B-16', 2, 3, 16, 16) -> ValueError: (32, 32), because its positions are fixed; got
 images('ViTModel', 2, 3, 33, 33) -> ValueError: have a size that is a multiple of the patches' (8,

@@ -122,6 +122,7 @@ def test_gradient_checkpointing_of_the_model_is_respected(tokenizer):
     expected = tower(text)
     newest = getattr(model, "activation_checkpointing_enable", None)
     (newest or model.gradient_checkpointing_enable)()
+    tower(text)  # its hook on the embedding is probed
     runs = []
     model.text_model.encoder.layers[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
     features = tower(text)

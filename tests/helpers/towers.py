@@ -155,11 +155,13 @@ def _vision(
         return getattr(model, "vision_model", model)
 
     def blocks(model: Any) -> Sequence[nn.Module]:
-        encoder = getattr(vision(model), "encoder", vision(model))
+        inner = vision(model)
+        encoder = getattr(inner, "encoder", getattr(inner, "model", inner))
         return encoder.layer if hasattr(encoder, "layer") else encoder.layers
 
     def norm(model: Any) -> nn.Module:
-        return getattr(vision(model), "post_layernorm", None) or vision(model).layernorm
+        names = ("post_layernorm", "layernorm", "norm")
+        return next(getattr(vision(model), name) for name in names if hasattr(vision(model), name))
 
     both = {"vision_config": SIZES, "text_config": TEXT}
     sizes = both if name in ("CLIPModel", "SiglipModel") else SIZES
@@ -176,6 +178,8 @@ TRANSFORMERS = (
         "DINOv2, registers",
         lambda m, x: m(x).pooler_output,
     ),
+    _vision("DeiTModel", "DeiTConfig", "DeiT", lambda m, x: m(x).last_hidden_state[:, 0]),
+    _vision("DINOv3ViTModel", "DINOv3ViTConfig", "DINOv3", lambda m, x: m(x).pooler_output),
     _vision("CLIPVisionModel", "CLIPVisionConfig", "CLIP", lambda m, x: m(x).pooler_output),
     _vision(
         "CLIPVisionModelWithProjection",

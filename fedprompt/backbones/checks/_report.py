@@ -91,8 +91,8 @@ class Judge:
         self.backbone = backbone
         self.model = find_module(backbone)
         trainable = getattr(backbone, "trainable", None)
-        is_ours = isinstance(trainable, Trainable)
-        self.trained = list(trainable.parameters()) if is_ours else []
+        ours = trainable if isinstance(trainable, Trainable) else Trainable()
+        self.trained = list(ours.parameters())
         self.state_before = self.state()
 
     def frozen(self) -> Verdict:

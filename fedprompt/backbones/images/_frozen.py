@@ -51,6 +51,9 @@ class Sizes(NamedTuple):
     patch: tuple[int, int] | None
 
 
+_FEW = 4
+"""Number of patches in the pass of the probe that has gradients."""
+
 ANY_SIZE = Sizes(None, (1, 1))
 
 
@@ -79,9 +82,7 @@ class FrozenTrunk(Trunk):
         self._all_parameters = list(model.parameters())
         self._weight_dtype = _weight(model).dtype
         with without_traces(model), torch.no_grad():
-            tokens = self._embedded_alone()
-            self.num_features = self.pool(tokens[:, : self.prefix + 1]).shape[-1]
-        self._token_dtype = tokens.dtype
+            self._token_dtype, self.num_features = self._measured()
         shape = (self.depth, self.dim)
         self.probe = Probe("model", model, (model, *containers), self._own, self._ours, shape)
 
@@ -177,11 +178,13 @@ class FrozenTrunk(Trunk):
         image = torch.rand(1, channels, height, width, generator=generator)
         return fitted(image.to(weight.device), self.model, sizes)
 
-    def _embedded_alone(self) -> Tensor:
+    def _measured(self) -> tuple[torch.dtype, int]:
+        """Return the dtype of tokens and the width of features."""
         try:
-            return self.embedded(self._image())[0]
+            tokens = self.embedded(self._image())[0]
+            return tokens.dtype, self.pool(tokens[:, : self.prefix + 1]).shape[-1]
         except Exception as error:
-            rule = "embed an image; weights outside of its blocks must not be sharded or offloaded"
+            rule = "embed an image; weights outside of blocks must fit, not sharded or offloaded"
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise check.wrong("model", rule, got.rstrip(".")) from error
 
@@ -197,19 +200,16 @@ class FrozenTrunk(Trunk):
             self.mask = mask
         first, count = self.prefix, min(len(prompts), 1)
         if prompts:
-            tokens, context = (
-                tokens[:, : first + 4],
-                context.first(tokens[:, first : first + 4].shape[1]),
-            )
+            tokens = tokens[:, : first + _FEW]
+            context = context.first(tokens.shape[1] - first)
         for layer in range(self.depth):
             if prompts:
                 prompt = prompts[layer].to(tokens.dtype)[None]
                 rest = tokens[:, first + min(layer, 1) :]
                 tokens = torch.cat([tokens[:, :first], prompt, rest], 1)
             tokens = self.block(layer, tokens, context, count)
-        return self.outputs(
-            self.pool(torch.cat([tokens[:, :first], tokens[:, first + count :]], 1))
-        )
+        plain = torch.cat([tokens[:, :first], tokens[:, first + count :]], 1)
+        return self.outputs(self.pool(plain))
 
     def run(
         self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any
@@ -259,8 +259,11 @@ def _cast(argument: str, inputs: Tensor, weight: Tensor, dtype: torch.dtype) -> 
 
 def _weight(model: nn.Module) -> nn.Parameter:
     """Return the first floating-point parameter, if possible one that is not offloaded."""
-    floating = [part for part in model.parameters() if part.is_floating_point()]
-    return next((part for part in floating if not part.is_meta), floating[0])
+    for at_hand in (True, False):
+        for part in model.parameters():
+            if part.is_floating_point() and not (at_hand and part.is_meta):
+                return part
+    raise check.wrong("model", "have floating-point parameters", "none")
 
 
 def _convolution(model: nn.Module) -> nn.Conv2d | None:

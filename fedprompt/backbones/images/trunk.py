@@ -74,16 +74,18 @@ def vit_trunk(
     - timm: ``VisionTransformer`` and ``Eva``. Their classifier is never run.
     - open_clip: image towers, ``clip_model.visual``. ``pooled`` is the image feature in the space
       of the texts, without normalization, as of ``clip_model.encode_image``.
-    - transformers: ``ViTModel``, ``Dinov2Model`` and ``Dinov2WithRegistersModel``, whose feature is
-      the class token; ``CLIPVisionModel``, ``SiglipVisionModel``; ``CLIPModel``, ``SiglipModel``
-      and ``CLIPVisionModelWithProjection``, whose feature is in the space of the texts.
+    - transformers: ``ViTModel``, ``DeiTModel``, ``Dinov2Model``, ``Dinov2WithRegistersModel`` and
+      ``DINOv3ViTModel``, whose feature is the class token; ``CLIPVisionModel`` and
+      ``SiglipVisionModel``; ``CLIPModel``, ``SiglipModel`` and ``CLIPVisionModelWithProjection``,
+      whose feature is in the space of the texts.
     - torchvision: ``VisionTransformer``, without an attention mask. Its feature is the class token.
 
     Embedding and pooling are the model's own code. This includes class and register tokens,
     distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
     positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`).
-    Its gradient checkpointing is respected. Images are cast to the model's dtype. Plain blocks of
-    open_clip are written out for speed, so forward hooks on these blocks are not called.
+    Its gradient checkpointing is respected. Images are cast to the dtype of the embedding. Hooks
+    and replaced methods of a block are respected. Those of the whole model are not called, and are
+    an error if they change the features.
 
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.
@@ -100,6 +102,10 @@ def vit_trunk(
             attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
             tokens and all tokens attend to them.
         trainable: Parameters or modules of `model` that are not frozen. If None, all are frozen.
+        probe: Whether to compare the trunk with `model` on one image, and to require gradients of
+            prompts at each layer and of `trainable`. It takes less than three forward passes, in
+            eval mode, and is repeated when hooks or methods of `model` are replaced. Weights that
+            are sharded, offloaded or on the meta device are probed at the first use.
 
     Returns:
         A :class:`~fedprompt.interfaces.TrainableTrunk`.
@@ -109,7 +115,9 @@ def vit_trunk(
             reason.
         ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
             are and are not in `trainable`, because they would be frozen silently. If `trainable`
-            does not belong to `model`, or is not in float32 or float64. If `attention_mask` is not
+            does not belong to `model`, is not read by the features, or is not in float32 or
+            float64. If the features of the trunk differ from those of `model`, or a layer has no
+            backward pass. If `attention_mask` is not
             square or contains NaN. When used: if images are on another device or have channels or
             a size that the model does not take, the mask does not fit the tokens of an image, or
             the model is no longer frozen or in eval mode.

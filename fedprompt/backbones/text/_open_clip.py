@@ -29,10 +29,10 @@ class OpenClipText:
 
     def __init__(self, clip_model: Any) -> None:
         self._text = text = _text_of(clip_model)
-        self._encode = clip_model.encode_text
+        self._clip = clip_model
         self.containers = (clip_model, text, text.transformer, text.token_embedding)
         # The end of text is recognized by its id, or by the largest id.
-        end = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
+        end: Any = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
         by_id = _pool_type(text) == "eos" and end is not None
         self.end: int = end if by_id else text.token_embedding.num_embeddings - 1
         pool = _pool_type(text)
@@ -65,7 +65,7 @@ class OpenClipText:
 
     def own_features(self, ids: Tensor) -> Any:
         """Return the features of sentences by the model's own forward pass."""
-        return self._encode(ids)
+        return self._clip.encode_text(ids)
 
     def block(self, layer: int, tokens: Tensor, mask: Tensor | None, read: Tensor | None) -> Tensor:
         """Run one block, and return the tokens `read`, all if it is None."""

@@ -59,7 +59,8 @@ class TextTower:
             Hugging Face).
         ValueError: If `tokenizer` has ids outside the model's vocabulary. If only some
             parameters of a tower are trained, or adapters such as LoRA's are, because they would
-            be frozen silently. If the probe finds a fault. When used: if the model is no longer frozen or in eval mode.
+            be frozen silently. If the features differ from those of the model, or a layer has no
+            backward pass. When used: if the model is no longer frozen or in eval mode.
 
     Example:
         >>> import open_clip
@@ -271,6 +272,7 @@ class TextTower:
         words = [tokens[:1], prompts[0].to(tokens) if prompts else tokens[1:2]]
         text = PromptedText(torch.cat(words)[None], tokens[None, None, 2:], (3,), 1)
         deep = dict(enumerate(prompts[1:], 1))
+        features: Tensor
         (features,) = self(text, *[PromptStream(deep, replace=True)] * bool(deep))
         return features
 
@@ -335,6 +337,6 @@ def _moved(indices: Tensor, device: torch.device) -> Tensor:
 def _check_unadapted(clip_model: nn.Module, images: tuple[str, ...]) -> None:
     """Require that each tower trains all parameters or none."""
     named = [pair for pair in clip_model.named_parameters() if not pair[0].startswith("logit_")]
-    for inside in (True, False):
-        tower = [pair for pair in named if pair[0].startswith(images) == inside]
+    for visual in (True, False):
+        tower = [pair for pair in named if pair[0].startswith(images) == visual]
         check_unadapted("clip_model", tower, remedy="merge adapters")
