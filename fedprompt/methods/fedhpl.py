@@ -37,7 +37,6 @@ from fedprompt.methods.setting import (
     ClientData,
     PromptedModel,
     VitSetting,
-    check_at_least_zero,
     take_step,
 )
 
@@ -63,7 +62,7 @@ def fedhpl(
 
     Args:
         setting: Setting of the run.
-        learning_rate: Learning rate of clients (at least 0).
+        learning_rate: Learning rate of clients (above 0).
         distillation_weight: Weight gamma of the distillation (at least 0).
         share: Parts that are averaged among trunks of one width, such as "prompts" (+P).
         temperature: Softmax temperature of the distillation (above 0).
@@ -76,7 +75,6 @@ def fedhpl(
         prompts: Function from a trunk to a module that returns a prompt stream. If given, `deep`
             and `num_prompts` are not used.
     """
-    check_at_least_zero(learning_rate=learning_rate, distillation_weight=distillation_weight)
     setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
     prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
     setting = setting if prompts is None else replace(setting, prompts=prompts)

@@ -85,9 +85,6 @@ def fedotp_average(
 
 
 def _transport(mass: float, epsilon: float, solver: Any, gradient: Any = None) -> PatchMatcher:
-    for name, value, most in (("mass", mass, 1.0), ("epsilon", epsilon, 1e38)):
-        if not 0 < value <= most:
-            raise ValueError(f"`{name}` must be above 0 and at most {most:g}; got {value}.")
     solver = solver or partial(fp.transport.newton, epsilon=epsilon)
     gradient = gradient or fp.transport.plan_fixed
     return partial(fp.transport_logits, solver=solver, mass=mass, gradient=gradient)

@@ -146,7 +146,7 @@ def sgpt(
         selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
     layers = shared_layers, group_layers
-    _check(setting.trunk.depth, layers, query_depth, key_decay, blocks)
+    _check(setting.trunk.depth, layers, query_depth, blocks)
     rule = selector if offset is None else partial(selector, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
     model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, *reads)
@@ -173,14 +173,12 @@ def sgpt(
     return fp.Method(train, server, predict, form=form)
 
 
-def _check(depth, layers, query_depth, key_decay, blocks):
+def _check(depth, layers, query_depth, blocks):
     """Require values in their range, and blocks that train keys with the groups they select."""
     if not {*range(depth)} >= {*layers[0], *layers[1]}:
         raise ValueError(f"`shared_layers` and `group_layers` must be below {depth}; got {layers}.")
     if query_depth not in (None, *range(1, depth + 1)):
         raise ValueError(f"`query_depth` must be 1 to {depth}, or None; got {query_depth}.")
-    if key_decay is not None and not 0 <= key_decay <= 1:
-        raise ValueError(f"`key_decay` must be from 0 to 1; got {key_decay}.")
     parts, keys = {"shared", "groups", "selector", "head"}, {"groups", "selector"}
     if not blocks or any({*block} - parts or keys & {*block} == {"selector"} for block in blocks):
         rule = f'name parts among {sorted(parts)}, and "selector" with "groups" only'

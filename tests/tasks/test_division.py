@@ -51,6 +51,8 @@ def test_clients_of_fedhpl_have_the_classes_and_sizes_of_the_paper(data: str) ->
     sizes = torch.tensor(SIZES[data])
     labels = torch.arange(len(sizes)).repeat_interleave(sizes)
     for partition in {setting.partition for setting in SETTINGS if setting.data == data}:
+        if partition.shots is not None:
+            continue
         shards = shards_of(partition, labels, 5)
         counts = torch.stack([labels[shard].bincount() for shard in shards])
         equal = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 14_651}[data]
@@ -77,12 +79,3 @@ def test_the_cap_holds_in_each_domain() -> None:
     for shard in divide(partition, labels, domains, **how):
         counts = labels[shard].bincount(minlength=10)
         assert not counts[1:][counts.cumsum(0)[:-1] >= 60].any()
-@pytest.mark.parametrize("share", [0.0, 0.1])
-def test_smallest_client_has_the_share_of_the_partition(share: float) -> None:
-    labels, sizes = torch.arange(1000) % 10, []
-    partition = Partition(kind="dirichlet", alpha=0.1, min_share=share)
-    for seed in range(10):
-        how = {"num_clients": 5, "generator": np.random.default_rng(seed)}
-        shards = divide(partition, labels, torch.zeros_like(labels), **how)
-        sizes.append(min(len(shard) for shard in shards))
-    assert (min(sizes) >= 100) == (share > 0)

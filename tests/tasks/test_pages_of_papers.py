@@ -82,13 +82,18 @@ def test_each_part_of_a_paper_and_each_setting_has_its_place(page):
     assert names == {*papers.settings(page)}
 
 
+def literals(call):
+    """Return the keyword arguments of a call, without functions, which no setting can have."""
+    constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
+    return {each.arg: ast.literal_eval(each.value) for each in constants}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_call_has_the_values_of_the_first_setting_with_this_method(page):
     fences = re.findall(r"^```python\n(.*?)^```$", section(page, "As in the paper"), re.M | re.S)
-    (block,) = fences
     calls = [
-        (node.func.attr, {each.arg: ast.literal_eval(each.value) for each in node.keywords})
-        for node in ast.walk(ast.parse(block))
+        (node.func.attr, literals(node))
+        for node in ast.walk(ast.parse(fences[0]))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("methods.")
         if node.func.attr in METHODS
     ]
