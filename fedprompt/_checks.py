@@ -2,4 +2,4 @@
 
 from fedprompt._entries import *  # noqa: F403
 from fedprompt._refusals import *  # noqa: F403
-from fedprompt._refusals import LONGEST, INTEGERS, LARGEST_INT  # noqa: F401
+from fedprompt._refusals import INTEGERS, LARGEST_INT, LONGEST  # noqa: F401

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor, nn
 
-
 LARGEST_INT = 2**63
 """Integers of PyTorch are below it."""
 

@@ -257,6 +257,7 @@ class ContextLearner(Protocol):
     def __call__(self) -> Float[Tensor, "contexts *classes length dim"]:
         """Return the contexts; the axis of classes exists if they are class-specific."""
 
+
 @runtime_checkable
 class GuideLoss(Protocol):
     """Twice differentiable loss between outputs of samples and the guides of their classes."""
