@@ -45,8 +45,8 @@ def adapted(marks: Mapping[str, Any]) -> dict[str, Any]:
     return {**marks, "traits": (*marks["traits"], "adapted")}
 
 
-_SHARE, _FACTOR = (partial(check.number, at_least=0, **most) for most in ({"at_most": 1}, {}))
-_POSITIVE, _FRACTION = (partial(check.number, above=0, **most) for most in ({}, {"at_most": 1}))
+_FACTOR, _POSITIVE = partial(check.number, at_least=0), partial(check.number, above=0)
+_SHARE, _FRACTION = partial(_FACTOR, at_most=1), partial(_POSITIVE, at_most=1)
 
 RANGES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("rate", "temperature", "epsilon", "norm", "threshold"), _POSITIVE),
