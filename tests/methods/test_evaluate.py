@@ -68,7 +68,7 @@ def test_an_input_with_nan_among_its_logits_is_an_error():
 
 def test_figures_of_newcomers_are_means_over_them():
     """No input of client 1 has class 0, and one of the five of client 2."""
-    untrained = NOW._replace(clients={})
+    untrained = NOW._replace(clients={}, stateful=())
     found = evaluate(of(right_if_trained), federation(clients=range(1)), untrained, TESTS, LABELS)
     assert found["received"] == (0 + 1 / 5) / 2
 
