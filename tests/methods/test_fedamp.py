@@ -1,5 +1,7 @@
 """FedAMP: attentive mixtures of models."""
 
+import math
+
 import torch
 
 import fedprompt as fp
