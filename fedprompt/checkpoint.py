@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._files import checked_path, is_newer, locked, parts_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
+from fedprompt.interfaces import Round
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -140,7 +142,14 @@ def load_checkpoint(
         kinds = parsed(texts_of(blob).get(_DEVICES, "{}"))  # version 0.2 did not save them
         for number, kind in kinds.items():
             tensors[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
-        return unpacked(parsed(tree), tensors)
+        state = unpacked(parsed(tree), tensors)
+        if isinstance(state, Round) and state.stateful is None:
+            warnings.warn(
+                "This checkpoint does not say which clients have a state, because it was made "
+                "before version 0.3. So a missing state is not found.",
+                stacklevel=2,
+            )
+        return state
     except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
         rule = f"be one of this machine, because tensors were on {sorted(set(kinds.values()))}"
         raise check.wrong("device", rule, device) from error

@@ -387,8 +387,8 @@ class _Engine(NamedTuple):
             check_seals(f"round {now.server_round}", rule, after)
             return {"payloads": payloads, "stateful": [each for each in own if states[each]]}
 
-        where = {"server_round": now.server_round, "what": "the payloads"}
-        trees = on_all_ranks(train, group=self.group, **where)
+        what = "the payloads"
+        trees = on_all_ranks(train, server_round=now.server_round, group=self.group, what=what)
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
         stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
@@ -448,8 +448,8 @@ class _Engine(NamedTuple):
             self.seals["server"] = Seal(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
-        where = {"server_round": server_round, "what": "the state of the server"}
-        digests = on_all_ranks(digest, group=self.group, **where)
+        what = "the state of the server"
+        digests = on_all_ranks(digest, server_round=server_round, group=self.group, what=what)
         self._check_same("server.state", digests, server_round)
         return made[0]
 

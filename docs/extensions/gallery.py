@@ -35,7 +35,9 @@ def files() -> dict[Path, list[Entry]]:
     """Return the methods of each file of the gallery."""
     found: dict[Path, list[Entry]] = {}
     for entry in METHODS.values():
-        found.setdefault(Path(inspect.getfile(inspect.unwrap(entry.make))), []).append(entry)
+        found.setdefault(Path(inspect.getfile(inspect.unwrap(entry.make))), []).append(
+            entry
+        )
     return dict(sorted(found.items()))
 
 

@@ -176,8 +176,8 @@ def check_takes_part(data: Any, client: int, server_round: int) -> None:
     clients = getattr(getattr(data, "setting", None), "clients", None)
     if clients is not None and client not in clients:
         raise ValueError(
-            "`cohorts` must have clients of `setting.clients`, because the others only predict; got "
-            f"client {client} in round {server_round}."
+            "`cohorts` must have clients of `setting.clients`, because the others only predict; "
+            f"got client {client} in round {server_round}."
         )
 
 

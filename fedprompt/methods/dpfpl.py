@@ -86,9 +86,8 @@ def _server(
         total = {"shared": sum(payload["shared"] for payload in payloads.values())}
         size = setting.batch_size * len(payloads)
         mean = noisy_mean(total, expected_batch_size=size, generator=draw)["shared"].to(shared)
-        after = _advanced(state, draw, setting.steps)
-        moved = setting.learning_rate(rate, server_round) * mean
-        return {"shared": state["shared"] - moved, **after}
+        new = state["shared"] - setting.learning_rate(rate, server_round) * mean
+        return {"shared": new, **_advanced(state, draw, setting.steps)}
 
     return fp.Server({"shared": shared, "step": 0}, answer, step)
 

@@ -29,10 +29,11 @@ def fml(
 ) -> fp.Method:
     """FML."""
     messenger = setting.new_model(0)
+    first = fp.snapshot(messenger, buffers=True)
 
     def train(data, answer, state):
         model = setting.model(data.id, state)
-        fp.load_values(messenger, answer)
+        fp.load_values(messenger, {**first, **answer})
         optimizer = data.optimizer(nn.ModuleList([model, messenger]), learning_rate)
         for images, labels in data.batches():
             private, shared = model(images), messenger(images)
@@ -46,7 +47,7 @@ def fml(
     def predict(data, answer, state):
         if state:
             return setting.model(data.id, state)
-        fp.load_values(messenger, answer)
+        fp.load_values(messenger, {**first, **answer})
         return messenger
 
     return averaged(messenger, train, predict=predict)

@@ -45,14 +45,16 @@ def adapted(marks: Mapping[str, Any]) -> dict[str, Any]:
     return {**marks, "traits": (*marks["traits"], "adapted")}
 
 
-_SHARE, _FACTOR = (partial(check.number, at_least=0, **most) for most in ({"at_most": 1}, {}))
-_POSITIVE, _FRACTION = (partial(check.number, above=0, **most) for most in ({}, {"at_most": 1}))
+_FACTOR, _POSITIVE = partial(check.number, at_least=0), partial(check.number, above=0)
+_SHARE, _FRACTION = partial(_FACTOR, at_most=1), partial(_POSITIVE, at_most=1)
 
 RANGES: dict[str, Callable[[str, Any], None]] = {
-    **dict.fromkeys(("rate", "temperature", "epsilon", "norm", "threshold"), _POSITIVE),
+    **dict.fromkeys(("temperature", "epsilon", "norm", "threshold"), _POSITIVE),
     **dict.fromkeys(("mass", "outer_step", "energies"), _FRACTION),
     **dict.fromkeys(("alpha", "beta", "mix", "momentum", "decay", "share"), _SHARE),
-    **dict.fromkeys(("weight", "multiplier", "factor", "diversity", "margin", "offset"), _FACTOR),
+    **dict.fromkeys(
+        ("rate", "weight", "multiplier", "factor", "diversity", "margin", "offset"), _FACTOR
+    ),
     **dict.fromkeys(("rank", "components", "experts", "groups", "size", "width"), check.count),
     **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
 }

@@ -249,7 +249,7 @@ class _Casts(threading.local):
     def enter(self, device: str, dtype: torch.dtype) -> None:
         if not self.depth:
             self.context = torch.autocast(device, dtype, cache_enabled=False)
-            self.context.__enter__()
+            self.context.__enter__()  # type: ignore[no-untyped-call]
         self.depth += 1
 
     def leave(self) -> None:

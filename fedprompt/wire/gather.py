@@ -93,8 +93,9 @@ def _gathered(tree: Any, error: Exception | None, wait: _Wait) -> list[Any]:
     except Exception as refused:  # raised below, because the other ranks wait
         error = refused
     if error is not None:
-        text = "".join(format_exception_only(error)).strip()
-        blob = text[:_LONGEST_ERROR].encode(errors="replace")
+        text = "".join(format_exception_only(error)).strip()  # at its end, a note says where
+        short = len(text) <= _LONGEST_ERROR
+        blob = (text if short else f"{text[:1500]} ... {text[-400:]}").encode(errors="replace")
     head = [error is not None, len(blob), wait.server_round, *hashlib.sha256(blob).digest()]
     row = torch.tensor(head, dtype=torch.int64, device="cpu")
     rows = [gathered.tolist() for gathered in wait.all_gather(row)]

@@ -148,6 +148,14 @@ def trained_newcomer(rank: int) -> dict[str, float]:
     return evaluate(*parts, tests, clients=[], newcomers=[1], group=dist.group.WORLD)
 
 
+def listed(rank: int) -> Any:
+    """Yield the cohorts, whose list rank 1 cannot read after the first."""
+    for number, cohort in enumerate(COHORTS):
+        if rank == number == 1:
+            raise OSError("no list")
+        yield cohort
+
+
 STEPS = {
     "all rounds": lambda rank: last(rank, method()),
     "resumed": lambda rank: last(
@@ -165,6 +173,8 @@ STEPS = {
     "a newcomer trained": trained_newcomer,
     "cohorts differ": lambda rank: last(rank, method(), [[0, 1], [rank, 2]]),
     "rounds differ": from_round,
+    "rank 1 ends early": lambda rank: last(rank, method(), COHORTS[: 3 - rank]),
+    "cohorts fail": lambda rank: last(rank, method(), listed(rank)),
     "all rounds, after all errors": lambda rank: last(rank, method()),
     "rank 1 is gone": gone,
 }

@@ -100,7 +100,7 @@ class Predictions(NamedTuple):
 
     def received(self, client: int) -> Any:
         """Return the model of a client that has no state."""
-        return self._replace(now=self.now._replace(clients={})).of(client)
+        return self._replace(now=self.now._replace(clients={}, stateful=())).of(client)
 
     @property
     def everyone(self) -> Any:

@@ -188,6 +188,7 @@ def test_a_coded_method_sends_what_the_codec_encodes_with_the_memory_of_each_cli
             payload = codec.decode(message, like=made.form(data.id))
         return payload, state
 
+    made = made._replace(server=made.server._replace(changes=True))  # encoded as they are
     expected = list(fp.run_rounds(made._replace(client=train), Data, COHORTS))
     ledger, coded = fp.Ledger(), fp.rounds.coded(made, codec)
     for rounds in range(len(COHORTS)):  # each in a new run, so memory survives a checkpoint
@@ -266,11 +267,134 @@ def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
         ((0, {}, {}), "`start` must be a Round or None; got a tuple"),
         (fp.Round(-2, {}, {}), "`start.server_round` must be at least -1; got -2"),
         (fp.Round(0, {}, {1: {}}), "`start.clients` must have strings as names; got 1"),
+        (fp.Round(0, {}, {"a": {}}), "`start.clients` must have ids of clients as keys; got 'a'"),
+        (fp.Round(0, {}, {}, ["3"]), "`start` must have the state of each client that has one"),
+        (fp.Round(0, {}, {"3": {"client": {"a": 1}, "codec": {}}}), "`method` must have 1 codecs"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             next(fp.run_rounds(method(), Data, COHORTS, start=start))
     with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
         fp.rounds.coded(method()._replace(form=None), int8())
+
+
+def add_to_answer(data, answer, state):
+    answer["x"].add_(1)
+
+
+def need_gradients_of_answer(data, answer, state):
+    answer["x"].requires_grad_()
+
+
+def step_along_answer(data, answer, state):
+    layer = torch.nn.Linear(3, 1, bias=False)
+    layer.load_state_dict({"weight": answer["x"][None]}, assign=True)
+    layer(torch.ones(3)).sum().backward()
+    torch.optim.Adam(layer.parameters(), 0.1).step()
+
+
+def append_to_state(data, answer, state):
+    state.get("log", []).append(data.server_round)
+
+
+def put_into_state(data, answer, state):
+    state["last"] = data.server_round
+
+
+@pytest.mark.parametrize(
+    ("write", "where"),
+    [
+        (add_to_answer, "client 0, round 0: .* a write into 'x', .* in the server's state"),
+        (need_gradients_of_answer, "client 0, round 0: .* a write into 'x'"),
+        (step_along_answer, "client 0, round 0: .* a write into 'x'"),
+        (append_to_state, "client 0, round 1: .* another content of a list .* in the client's"),
+        (put_into_state, "client 0, round 0: .* another content of a dict .* in the client's"),
+    ],
+)
+def test_a_client_that_changes_an_argument_is_named_with_its_round(write, where):
+    def train(data, answer, state):
+        write(data, answer, state)
+        return {"x": fp.Weighted(torch.ones(3), torch.tensor(1.0))}, {"log": []}
+
+    made = fp.Method(train, fp.averaging_server({"x": torch.zeros(3)}), lambda *all: None)
+    with pytest.raises(ValueError, match=where):
+        list(fp.run_rounds(made, Data, [[0, 1], [0, 1]]))
+
+
+SHARED = torch.zeros(3)
+
+
+def test_results_that_share_memory_and_writes_of_a_step_a_loop_and_a_prediction_are_refused():
+    def shared(data, answer, state):
+        return {"x": fp.Weighted(SHARED.fill_(data.id), torch.tensor(1.0))}, state
+
+    def step(server_round, payloads, state):
+        payloads[0]["x"].value.add_(1)
+        return state
+
+    average = fp.averaging_server({"x": torch.zeros(3)})
+    made = fp.Method(shared, average, lambda data, answer, state: answer["x"].add_(1))
+    with pytest.raises(ValueError, match=r"round 0: a client must .* the payload of client 0"):
+        list(fp.run_rounds(made, Data, [[0, 1]]))
+    with pytest.raises(ValueError, match=r"server, round 0: .* a write into 'x', .* in a payload"):
+        list(fp.run_rounds(made._replace(server=average._replace(step=step)), Data, [[0]]))
+    rounds = fp.run_rounds(made, Data, [[0], [1]])
+    with pytest.raises(ValueError, match=r"client 4, prediction after round 0: .*server's state"):
+        next(rounds).model(made, Data(4, 0))
+    with pytest.raises(ValueError, match="before round 1: a `Round` must not be changed"):
+        next(rounds)
+
+
+def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
+    made = method()
+    *_, now = fp.run_rounds(made, Data, COHORTS)
+    server_round, _, clients = now
+    assert (server_round, now.stateful) == (5, {"0", "1", "2", "3", "4", "5"} & clients.keys())
+    fp.save_checkpoint(now._replace(clients={}), tmp_path)
+    bare = fp.load_checkpoint(tmp_path)
+    assert torch.equal(bare.model(made, Data(7, 5)), now.model(made, Data(7, 5)))  # a newcomer
+    with pytest.raises(ValueError, match=r"`now\.clients` must have the state of client 3, which"):
+        bare.model(made, Data(3, 5))
+    unread = made._replace(predict=lambda data, answer, state: answer["x"])
+    assert torch.equal(bare.model(unread, Data(3, 5)), now.model(unread, Data(3, 5)))
+    old = now._replace(stateful=None)
+    fp.save_checkpoint(old, tmp_path)
+    with pytest.warns(UserWarning, match="does not say which clients have a state"):
+        assert fp.load_checkpoint(tmp_path).stateful is None
+
+
+def test_autocast_with_its_cache_is_refused_before_each_round():
+    rounds = fp.run_rounds(method(), Data, COHORTS)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        next(rounds)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="with its cache"):
+        next(rounds)
+
+
+def test_a_codec_that_leaves_numbers_out_sends_changes_and_counted_methods_come_last():
+    plain, few = method(exchanges=1), top_k(fraction=1.0)
+    with pytest.raises(ValueError, match=r"`method\.server\.changes` must say whether"):
+        fp.rounds.coded(plain, few)
+    plain = plain._replace(server=plain.server._replace(changes=False))
+    expected = list(fp.run_rounds(plain, Data, COHORTS))
+    found = list(fp.run_rounds(fp.rounds.coded(plain, few), Data, COHORTS))
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one.server["values"]["x"], other.server["values"]["x"])
+    for wrapped, codec in (
+        (fp.rounds.counted(plain, fp.Ledger()), int8()),
+        (fp.rounds.coded(plain, float16()), few),
+    ):
+        with pytest.raises(ValueError, match="`method` must not be co"):
+            fp.rounds.coded(wrapped, codec)
+
+
+def test_a_client_whose_numbers_are_not_finite_is_named_by_its_id():
+    def train(data, answer, state):
+        number = torch.nan if data.id == 9 else 1.0
+        return {"x": fp.Weighted(torch.full((3,), number), torch.tensor(1.0))}, state
+
+    made = fp.Method(train, fp.averaging_server({"x": torch.zeros(3)}), lambda *all: None)
+    with pytest.raises(ValueError, match=r"^`payloads\[9\]\['x'\]\.value` must be finite"):
+        list(fp.run_rounds(made, Data, [[5, 9, 11]]))
 
 
 def test_an_empty_message_is_legal():
@@ -361,6 +485,10 @@ FAILED = {
     "cohorts differ": (
         "ValueError: `cohorts` must be the same on every rank in round 1; got ['[0, 2]', '[1, 2]']",
     ),
+    "rank 1 ends early": (
+        "ValueError: `cohorts` must be the same on every rank in round 2; got ['[]', 'no more']",
+    ),
+    "cohorts fail": ("RuntimeError: rank 1: OSError: no list", "OSError: no list"),
     "rounds differ": ("ValueError: `server_round` must be the same on every rank; got [1, 2]",),
 }
 
@@ -377,5 +505,6 @@ def test_an_error_of_one_rank_ends_all_within_ten_seconds(ranks, step):
 @pytest.mark.slow
 def test_a_rank_that_left_ends_the_run_of_the_others(ranks):
     error, seconds = ranks[0]["rank 1 is gone"]
-    assert error.startswith(("RuntimeError", "DistBackendError"))
+    text = "RuntimeError: round 0: rank 0 waited for the start, and rank 1 did not answer"
+    assert error.startswith(text)
     assert seconds < 10

@@ -70,6 +70,45 @@ def test_statistics_of_a_client_are_those_of_its_own_batches():
     assert torch.equal(expected.network[2].running_mean, torch.zeros(5))
 
 
+@pytest.mark.parametrize("load", [True, False])
+def test_statistics_that_training_changes_are_sent_or_warned_of_once(load):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    if load:
+        fp.load_values(model, fp.snapshot(model))
+    fp.collect(model, weight=1)  # nothing changed
+    model(torch.ones(3, 2))
+    sent = fp.collect(model, weight=1, buffers=True)
+    assert torch.equal(sent["1.running_mean"].value, model[1].running_mean)
+    assert "1.num_batches_tracked" not in sent
+    with pytest.warns(UserWarning, match=r"running statistics: \['1\.running_mean'\]"):
+        fp.collect(model, weight=1)
+    fp.collect(model, weight=1)
+    fp.load_values(model, fp.snapshot(model, buffers=True))
+    model(torch.ones(3, 2))
+    fp.collect(model, weight=1)  # the state of the client has them
+
+
+def test_two_iterators_of_batches_take_turns_under_autocast():
+    made = federation()
+    made.setting.autocast = torch.bfloat16
+    data = made.data(0, 0)
+    assert [
+        torch.is_autocast_enabled("cpu")
+        for _ in zip(data.batches(), data.at(1).batches(), strict=True)
+    ] == [True] * 2
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_client_outside_of_the_setting_does_not_train_and_predicts():
+    made = federation()
+    made.setting.clients = range(2)
+    method = METHODS["local"].make(made.setting)
+    *_, now = fp.run_rounds(method, made.data, [[0]])
+    now.model(method, made.data(3, 0))
+    with pytest.raises(ValueError, match=r"`cohorts` must have clients of `setting\.clients`"):
+        list(fp.run_rounds(method, made.data, [[3]]))
+
+
 def test_buffers_that_a_state_dict_leaves_out_are_not_copied():
     layer = nn.BatchNorm1d(2)
     layer.register_buffer("scratch", torch.zeros(2), persistent=False)
