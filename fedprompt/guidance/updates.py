@@ -44,9 +44,8 @@ def optimizer_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Guid
         >>> update(at, slope, learning_rate=0.1)  # 1 - 0.1 * (2 + 0.5 * 1)
         {'weight': tensor([[0.7500]])}
     """
-    check.instance("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer")
     check.module("model", model)
-    rule, groups = _RULES.get(type(optimizer)), optimizer.param_groups
+    rule, groups = _RULES.get(type(optimizer)), getattr(optimizer, "param_groups", [])
     amsgrad = any(group.get("amsgrad") for group in groups)
     if rule is None or amsgrad:
         remedy = "be SGD, Adam or AdamW without amsgrad; for others, write an `update`"

@@ -140,14 +140,15 @@ def _learn_to_guide(
     """Make the method; guides are not followed in the first rounds, the warm-up."""
     rate, weight, server_rate, max_norm, quiz_size = numbers
     (warm_up, trains), (loss, update, derivative) = warming, pieces
-    checked = {"learning_rate": rate, "guide_weight": weight, "server_rate": server_rate}
-    for name, value in checked.items():
+    names = "learning_rate", "guide_weight", "server_rate"
+    for name, value in zip(names, numbers, strict=False):
         check.factor(name, value)
     check.count("warm_up", warm_up, at_least=0)
     check.count("quiz_size", quiz_size)
     classes = setting.num_classes
     width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
+    guided = {"guide_weight": weight, "loss": loss}
     server_update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=max_norm)
 
     def train(data, answer, state):
@@ -157,21 +158,14 @@ def _learn_to_guide(
         if not len(study):  # of its one image, the client makes a quiz
             return None, state
         follows = data.server_round >= warm_up
-        followed = {"guide_weight": weight if follows else 0.0, "loss": loss}
+        followed = guided if follows else {"guide_weight": 0.0}
         optimizer = data.optimizer(model, rate)
         for batch in data.batches(among=study) if follows or trains else ():
             take_step(optimizer, fp.guided_loss(*model(batch[0]), batch[1], guides, **followed))
-        gradient = fp.guide_gradient(
-            model,
-            guides,
-            batch or _drawn(data, study),
-            quiz,
-            learning_rate=optimizer.param_groups[0]["lr"],
-            guide_weight=weight,
-            loss=loss,
-            update=update or optimizer_update(optimizer, model),
-            method=derivative,
-        )
+        batch = batch or _drawn(data, study)
+        trial = {"update": update or optimizer_update(optimizer, model), "method": derivative}
+        trial |= {"learning_rate": optimizer.param_groups[0]["lr"]} | guided
+        gradient = fp.guide_gradient(model, guides, batch, quiz, **trial)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 
     def answer(client, state):
