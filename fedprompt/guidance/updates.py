@@ -78,7 +78,8 @@ def _sgd(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, Any
         fresh = (1 - group["dampening"]) * gradient
         moved = gradient if buffer is None else momentum * buffer + fresh
         gradient = gradient + momentum * moved if group["nesterov"] else moved
-    return value - group["lr"] * gradient
+    stepped: Tensor = value - group["lr"] * gradient
+    return stepped
 
 
 def _adam(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, Any]) -> Tensor:
@@ -93,7 +94,8 @@ def _adam(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, An
     second = beta2 * state.get("exp_avg_sq", 0) + (1 - beta2) * gradient.square()
     second = second / (1 - beta2**steps)
     root = torch.where(second > 0, second, 1).sqrt().where(second > 0, 0)
-    return value - rate / (1 - beta**steps) * first / (root + group["eps"])
+    stepped: Tensor = value - rate / (1 - beta**steps) * first / (root + group["eps"])
+    return stepped
 
 
 _RULES: dict[type, Callable[[Tensor, Tensor, _Group, Mapping[str, Any]], Tensor]] = {

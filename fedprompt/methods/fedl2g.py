@@ -31,11 +31,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.guidance import forward_mode, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
+from fedprompt.methods.setting import (
+    Batch,
+    ClientData,
+    PromptedModel,
+    VitSetting,
+    check_at_least_zero,
+    take_step,
+)
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -115,7 +121,7 @@ def fedl2g_f(
 
 def _study_and_quiz(data: ClientData, largest: int) -> tuple[Tensor, Batch]:
     """Return the positions of study images, and a quiz, which are the same in all rounds."""
-    size = max(1, min(largest, data.num_examples // 4))
+    size = min(largest, max(1, data.num_examples // 4))
     draw = data.at(0).generator("quiz")
     parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
     study, quiz = map(torch.as_tensor, parts)
@@ -140,11 +146,9 @@ def _learn_to_guide(
     """Make the method; guides are not followed in the first rounds, the warm-up."""
     rate, weight, server_rate, max_norm, quiz_size = numbers
     (warm_up, trains), (loss, update, derivative) = warming, pieces
-    names = "learning_rate", "guide_weight", "server_rate"
-    for name, value in zip(names, numbers, strict=False):
-        check.factor(name, value)
-    check.count("warm_up", warm_up, at_least=0)
-    check.count("quiz_size", quiz_size)
+    check_at_least_zero(
+        learning_rate=rate, guide_weight=weight, server_rate=server_rate, warm_up=warm_up
+    )
     classes = setting.num_classes
     width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))

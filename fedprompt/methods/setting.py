@@ -44,6 +44,7 @@ __all__ = [
     "attentive_server",
     "averaged",
     "broadcast",
+    "check_at_least_zero",
     "check_inputs",
     "fedavg_client",
     "known_rows",
@@ -516,6 +517,12 @@ def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
     """Average the features of each class over all inputs of a client."""
     images, labels = data.own()
     return fp.class_means(model.features(images), labels, num_classes=data.setting.num_classes)
+
+
+def check_at_least_zero(**values: float) -> None:
+    """Require finite hyperparameters of at least 0."""
+    for name, value in values.items():
+        check.number(name, value, at_least=0)
 
 
 def known_rows(

