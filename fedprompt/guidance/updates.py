@@ -44,9 +44,8 @@ def optimizer_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Guid
         >>> update(at, slope, learning_rate=0.1)  # 1 - 0.1 * (2 + 0.5 * 1)
         {'weight': tensor([[0.7500]])}
     """
-    check.instance("optimizer", optimizer, torch.optim.Optimizer, "be an optimizer")
     check.module("model", model)
-    rule, groups = _RULES.get(type(optimizer)), optimizer.param_groups
+    rule, groups = _RULES.get(type(optimizer)), getattr(optimizer, "param_groups", [])
     amsgrad = any(group.get("amsgrad") for group in groups)
     if rule is None or amsgrad:
         remedy = "be SGD, Adam or AdamW without amsgrad; for others, write an `update`"
@@ -79,7 +78,8 @@ def _sgd(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, Any
         fresh = (1 - group["dampening"]) * gradient
         moved = gradient if buffer is None else momentum * buffer + fresh
         gradient = gradient + momentum * moved if group["nesterov"] else moved
-    return value - group["lr"] * gradient
+    stepped: Tensor = value - group["lr"] * gradient
+    return stepped
 
 
 def _adam(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, Any]) -> Tensor:
@@ -94,7 +94,8 @@ def _adam(value: Tensor, gradient: Tensor, group: _Group, state: Mapping[str, An
     second = beta2 * state.get("exp_avg_sq", 0) + (1 - beta2) * gradient.square()
     second = second / (1 - beta2**steps)
     root = torch.where(second > 0, second, 1).sqrt().where(second > 0, 0)
-    return value - rate / (1 - beta**steps) * first / (root + group["eps"])
+    stepped: Tensor = value - rate / (1 - beta**steps) * first / (root + group["eps"])
+    return stepped
 
 
 _RULES: dict[type, Callable[[Tensor, Tensor, _Group, Mapping[str, Any]], Tensor]] = {

@@ -224,6 +224,9 @@ class TransportSolver(Protocol):
         """Find a plan for masses `a` of the rows and `b` of the columns."""
 
 
+_Tensors = Mapping[str, Tensor]
+
+
 @runtime_checkable
 class TransportScore(Protocol):
     """Differentiable score of transport plans, such as :func:`~fedprompt.transport.plan_fixed`."""
@@ -273,13 +276,8 @@ class GuideUpdate(Protocol):
     """Differentiable step of a client, for :func:`~fedprompt.guide_gradient`."""
 
     def __call__(
-        self,
-        parameters: Mapping[str, Tensor],
-        gradients: Mapping[str, Tensor],
-        /,
-        *,
-        learning_rate: float,
-    ) -> Mapping[str, Tensor]:
+        self, parameters: _Tensors, gradients: _Tensors, /, *, learning_rate: float
+    ) -> _Tensors:
         """Return the parameters after the step, by name, as a function of their gradients."""
 
 
@@ -293,9 +291,9 @@ class GuideDerivative(Protocol):
 
     def __call__(
         self,
-        evaluate: Callable[[Mapping[str, Tensor], Callable[[Tensor], Tensor]], Tensor],
-        parameters: Mapping[str, Tensor],
-        direction: Mapping[str, Tensor],
+        evaluate: Callable[[_Tensors, Callable[[Tensor], Tensor]], Tensor],
+        parameters: _Tensors,
+        direction: _Tensors,
         /,
     ) -> Float[Tensor, "batch dim"]:
         """Return the derivative at `parameters`, of the shape of the guided output."""

@@ -31,11 +31,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
 from fedprompt.guidance import forward_mode, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
+from fedprompt.methods.setting import (
+    Batch,
+    ClientData,
+    PromptedModel,
+    VitSetting,
+    check_at_least_zero,
+    take_step,
+)
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -115,7 +121,7 @@ def fedl2g_f(
 
 def _study_and_quiz(data: ClientData, largest: int) -> tuple[Tensor, Batch]:
     """Return the positions of study images, and a quiz, which are the same in all rounds."""
-    size = max(1, min(largest, data.num_examples // 4))
+    size = min(largest, max(1, data.num_examples // 4))
     draw = data.at(0).generator("quiz")
     parts = fp.data.study_quiz_split(data.labels, quiz_size=size, generator=draw)
     study, quiz = map(torch.as_tensor, parts)
@@ -140,14 +146,13 @@ def _learn_to_guide(
     """Make the method; guides are not followed in the first rounds, the warm-up."""
     rate, weight, server_rate, max_norm, quiz_size = numbers
     (warm_up, trains), (loss, update, derivative) = warming, pieces
-    checked = {"learning_rate": rate, "guide_weight": weight, "server_rate": server_rate}
-    for name, value in checked.items():
-        check.factor(name, value)
-    check.count("warm_up", warm_up, at_least=0)
-    check.count("quiz_size", quiz_size)
+    check_at_least_zero(
+        learning_rate=rate, guide_weight=weight, server_rate=server_rate, warm_up=warm_up
+    )
     classes = setting.num_classes
     width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
+    guided = {"guide_weight": weight, "loss": loss}
     server_update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=max_norm)
 
     def train(data, answer, state):
@@ -157,21 +162,14 @@ def _learn_to_guide(
         if not len(study):  # of its one image, the client makes a quiz
             return None, state
         follows = data.server_round >= warm_up
-        followed = {"guide_weight": weight if follows else 0.0, "loss": loss}
+        followed = guided if follows else {"guide_weight": 0.0}
         optimizer = data.optimizer(model, rate)
         for batch in data.batches(among=study) if follows or trains else ():
             take_step(optimizer, fp.guided_loss(*model(batch[0]), batch[1], guides, **followed))
-        gradient = fp.guide_gradient(
-            model,
-            guides,
-            batch or _drawn(data, study),
-            quiz,
-            learning_rate=optimizer.param_groups[0]["lr"],
-            guide_weight=weight,
-            loss=loss,
-            update=update or optimizer_update(optimizer, model),
-            method=derivative,
-        )
+        batch = batch or _drawn(data, study)
+        trial = {"update": update or optimizer_update(optimizer, model), "method": derivative}
+        trial |= {"learning_rate": optimizer.param_groups[0]["lr"]} | guided
+        gradient = fp.guide_gradient(model, guides, batch, quiz, **trial)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 
     def answer(client, state):

@@ -46,6 +46,7 @@ __all__ = [
     "attentive_server",
     "averaged",
     "broadcast",
+    "check_at_least_zero",
     "check_inputs",
     "fedavg_client",
     "known_rows",
@@ -599,6 +600,12 @@ def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
         fp.class_means(model.features(images), labels, num_classes=classes)
         for images, labels in data.parts()
     )
+
+
+def check_at_least_zero(**values: float) -> None:
+    """Require finite hyperparameters of at least 0."""
+    for name, value in values.items():
+        check.number(name, value, at_least=0)
 
 
 def known_rows(

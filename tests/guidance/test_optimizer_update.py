@@ -87,7 +87,6 @@ MODEL = nn.Linear(2, 2)
 REFUSED = """
 optimizer_update(optim.RMSprop(MODEL.parameters()), MODEL) -> TypeError: write an `update`; got RMS
 optimizer_update(optim.Adam(MODEL.parameters(), amsgrad=True), MODEL) -> TypeError: got Adam with am
-optimizer_update(MODEL, MODEL) -> TypeError: `optimizer` must be an optimizer; got Linear
 optimizer_update(SGD(MODEL.parameters()), SGD) -> TypeError: `model` must be an nn.Module
 optimizer_update(SGD(MODEL.parameters()), MODEL)({}, {}, learning_rate=1) -> ValueError: be one of
 """

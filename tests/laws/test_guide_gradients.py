@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 import fedprompt
-from fedprompt import Weighted, descend, guide_gradient, weighted_mean
+from fedprompt import Weighted, guide_gradient
 from fedprompt.guidance import central_difference, derivatives, double_backward
 from guided import (
     CLASSES,
@@ -367,30 +367,3 @@ WRONG: dict[Callable[..., Weighted], str] = {
 def test_a_law_rejects_each_wrong_implementation(wrong):
     with pytest.raises(AssertionError):
         LAWS[WRONG[wrong]](wrong, 1e-10)
-
-
-# Server: Algorithm 1 and Eq. 6, from weighted_mean and descend.
-
-
-def test_each_class_is_averaged_over_the_clients_that_sent_it():
-    """L-f, L-g: Algorithm 1 by hand. Order and means of all classes are laws of aggregators."""
-    guides = draw_guides(CLASSES)
-    studies = [
-        draw_pair([0, 1, 2], seed=20),
-        draw_pair([1, 3], seed=21),
-        draw_pair([1, 2, 2], seed=22),
-    ]
-    entries = [guide_gradient(small(), guides, study, QUIZ, learning_rate=0.3) for study in studies]
-    update = descend(partial(torch.optim.SGD, lr=0.5), max_norm=100.0)
-    new, _ = update.step(guides, weighted_mean(entries), update.init(guides))
-    expected = guides.clone()
-    for label in range(CLASSES):
-        own = [
-            entry.value[label]
-            for entry, (_, labels) in zip(entries, studies, strict=True)
-            if label in labels
-        ]
-        if own:
-            expected[label] -= 0.5 * sum(own) / len(own)
-    torch.testing.assert_close(new, expected, rtol=0, atol=1e-12)
-    assert torch.equal(new[4], guides[4])

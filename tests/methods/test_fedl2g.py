@@ -1,54 +1,128 @@
 """FedL2G: clients send the gradient of the quiz loss through one step, and never train on it."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import pytest
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.fedl2g import _Guided, _study_and_quiz, fedl2g_f, fedl2g_l
-from fedprompt.methods.local import local
+from fedprompt.methods import Federation, Setting
+from fedprompt.methods.fedl2g import _drawn, _study_and_quiz, fedl2g_f, fedl2g_l
+from references import fedl2g
+from refusals import check_refused, refusals
 from sent_messages import sent_by
-from tiny_federations import CLASSES, last, mixed_federation, parameters
+from tiny_federations import CLASSES, last, mixed_federation
 
 METHODS = [(fedl2g_l, False, CLASSES), (fedl2g_f, True, 6)]
 
 
-@pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
-def test_a_message_is_the_gradient_through_the_step_by_autograd(method, by_features, width):
-    """The study batch has all study images, and the quiz has the others."""
-    made = mixed_federation(rounds=1, steps=1, clients=[1], cohort_size=1, batch_size=9)
-    messages = sent_by(made)
-    trained = last(method, made, learning_rate=0.1, guide_weight=0.7).of(1)
-    model = _Guided(trained, by_features=by_features)
-    (_, _, sent), (_, _, received) = messages.of("up")[0], messages.of("down")[0]
-    guides = received["guides"].clone().requires_grad_()
-    quiz, study = split(made)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with sdpa_kernel(SDPBackend.MATH):
-        guided, logits = model(made.inputs[study])
-        labels = made.labels[study]
-        loss = F.cross_entropy(logits, labels) + 0.7 * F.mse_loss(guided, guides[labels])
-        gradients = torch.autograd.grad(loss, list(trained.values()), create_graph=True)
-        stepped = {n: p - 0.1 * g for (n, p), g in zip(trained.items(), gradients, strict=True)}
-        _, logits = functional_call(model, stepped, (made.inputs[quiz],))
-        (expected,) = torch.autograd.grad(F.cross_entropy(logits, made.labels[quiz]), guides)
-    assert sent["guides"].value.shape == (CLASSES, width)
-    torch.testing.assert_close(sent["guides"].value, expected, rtol=1e-4, atol=1e-8)
+@dataclass(kw_only=True)
+class Small(Setting):
+    """Networks with one hidden layer, or with two, and points in place of images."""
+
+    num_backbones = 2
+
+    def new_model(self, client=0):
+        return self.seeded(lambda: Net(client % 2))
 
 
-def split(made):
-    """Positions of the quiz and of the study images of client 1."""
-    shard = made.shards[1]
-    parts = fp.data.study_quiz_split(
-        made.labels[shard],
-        quiz_size=len(shard) // 4,
-        generator=made.generator(0, 1, purpose="quiz"),
+class Net(nn.Module):
+    def __init__(self, is_deep):
+        super().__init__()
+        self.deep, self.body = nn.Linear(8, 8) if is_deep else nn.Identity(), nn.Linear(8, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def features(self, points):
+        inner = self.deep(points)
+        return self.body(points if inner is points else inner.tanh()).tanh()
+
+
+def cosine(guided, guides):
+    return 1 - F.cosine_similarity(guided, guides).mean()
+
+
+def halved(parameters, gradients, *, learning_rate):
+    return {name: parameters[name] - learning_rate / 2 * gradients[name] for name in parameters}
+
+
+def rows_by_backward(evaluate, parameters, direction):
+    """Differentiate each entry of the guided output by a backward pass of its own."""
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+
+    def product(guided):
+        found = []
+        for entry in guided.flatten():
+            pulled = torch.autograd.grad(
+                entry, [*leaves.values()], retain_graph=True, allow_unused=True
+            )
+            pairs = zip(pulled, direction.values(), strict=True)
+            found.append(sum((a * b).sum() for a, b in pairs if a is not None))
+        return torch.stack(found).view_as(guided)
+
+    return evaluate(leaves, product)
+
+
+PAPER = {"guide_weight": 1.0, "warm_up": 1, "train_in_warm_up": False}
+OWN = {"loss": cosine, "update": halved, "derivative": rows_by_backward}
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+CASES = {
+    "paper": (SGD, fedl2g.sgd, {}, PAPER),
+    "momentum": (SGD, fedl2g.sgd, {"momentum": 0.9}, {"warm_up": 1, "max_norm": 1e-3}),
+    "AdamW": (ADAMW, fedl2g.adamw, {"eps": 1e-3}, PAPER | {"quiz_size": 2}),
+    "own pieces": (SGD, fedl2g.sgd, {}, {"warm_up": 0} | OWN),
+    "no steps": (SGD, fedl2g.sgd, {}, {"warm_up": 0}),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("by_features", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_equal_the_algorithm_by_hand(case, by_features):
+    """Alg. 1 with a learning rate that falls from round to round, for clients of unlike classes."""
+    kind, reference, options, values = CASES[case]
+    draw = torch.Generator().manual_seed(0)
+    points, labels = torch.randn(48, 8, generator=draw), torch.arange(48) % CLASSES
+    shards = {
+        c: torch.arange(48)[c * 12 :][: 9 + c][labels[c * 12 :][: 9 + c] != c] for c in range(4)
+    }
+    made = Small(
+        clients=range(4), num_classes=CLASSES, rounds=3, steps=3 * (case != "no steps"),
+        cohort_size=3, batch_size=4, seed=0, public=points[:0],
+        make_optimizer=partial(kind, **options), schedule=lambda progress: 1 - progress / 2,
+    )  # fmt: skip
+    federation = Federation(made, points, labels, shards)
+    method = (fedl2g_f if by_features else fedl2g_l)(
+        made, learning_rate=0.1, server_rate=5.0, **values
     )
-    study, quiz = (shard[torch.as_tensor(part)] for part in parts)
-    assert (len(quiz), len(study)) == (2, 6)
-    return quiz, study
+    values = {"guide_weight": 0.1, "quiz_size": 10, "max_norm": 100.0} | values
+    guides = method.server.state["guides"]
+    models = {client: fp.snapshot(made.new_model(client)) for client in range(4)}
+    for server_round, now in enumerate(fp.run_rounds(method, federation.data, made.cohorts())):
+        rate = 0.1 * (1 - server_round / 6)
+        follows, sent = server_round >= values["warm_up"], []
+        for client in made.cohort(server_round):
+            data = federation.data(client, server_round)
+            positions, quiz = _study_and_quiz(data, values["quiz_size"])
+            trains = follows or values.get("train_in_warm_up", True)
+            batches = list(data.batches(among=positions)) if trains else []
+            study = batches[-1] if batches else _drawn(data, positions)
+            own = values.get("update")
+            models[client], gradient = fedl2g.client_round(
+                models[client], guides, batches, study, quiz, reference(rate, **options),
+                by_features=by_features, weight=values["guide_weight"],
+                followed=values["guide_weight"] * follows, loss=values.get("loss", F.mse_loss),
+                trial=own and partial(own, learning_rate=rate),
+            )  # fmt: skip
+            sent.append((gradient, study[1]))
+            found = fp.snapshot(now.model(method, data))
+            torch.testing.assert_close(found, dict(models[client]), rtol=0, atol=1e-12)
+        old = guides
+        guides = fedl2g.server_round(old, sent, rate=5.0, max_norm=values["max_norm"])
+        torch.testing.assert_close(now.server["guides"], guides, rtol=0, atol=1e-12)
+        assert (guides - old).norm() > 1e-9
 
 
 def test_a_client_with_one_image_sends_nothing():
@@ -67,46 +141,24 @@ def test_a_quarter_of_the_images_but_at_most_ten_are_the_quiz(images, expected):
 
 
 @pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
-def test_clients_follow_the_guides_from_the_third_round_on(method, by_features, width):
-    for rounds, equal in ((2, True), (3, False)):
-        made = [mixed_federation(rounds=rounds, clients=[1], cohort_size=1) for _ in range(2)]
-        light = parameters(last(method, made[0], guide_weight=0.1), 1)
-        heavy = parameters(last(method, made[1], guide_weight=5.0), 1)
-        assert all(torch.equal(light[name], heavy[name]) for name in light) == equal
-
-
-@pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
-def test_images_of_the_quiz_never_train(method, by_features, width):
-    """Other labels of the quiz change the guides, but not the model of the first round."""
-    found, guides = [], []
-    for change in (0, 1):
-        made = mixed_federation(rounds=1, clients=[1], cohort_size=1)
-        quiz, _ = split(made)
-        made.labels = made.labels.clone()
-        made.labels[quiz] = (made.labels[quiz] + change) % CLASSES
-        messages = sent_by(made)
-        found.append(parameters(last(method, made), 1))
-        guides.append(messages.of("up")[0][2]["guides"].value)
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert not torch.equal(*guides)
-
-
-@pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
 def test_the_broadcast_is_one_guide_for_each_class(method, by_features, width):
     made = mixed_federation()
     last(method, made)
     assert made.ledger.total(direction="down") == 2 * 3 * 4 * CLASSES * width
 
 
-@pytest.mark.parametrize(("method", "by_features", "width"), METHODS)
-def test_without_a_weight_clients_train_alone_without_their_quiz(method, by_features, width):
-    """The row "quiz held back" of the ablations: guides neither move nor are followed."""
-    made = mixed_federation(rounds=3, clients=[1], cohort_size=1)
-    messages = sent_by(made)
-    found = parameters(last(method, made, guide_weight=0.0), 1)
-    alone = mixed_federation(rounds=3, clients=[1], cohort_size=1)
-    alone.shards = {**alone.shards, 1: split(alone)[1]}
-    expected = parameters(last(local, alone, learning_rate=1e-2), 1)
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    first, *_, end = [message["guides"] for _, _, message in messages.of("down")]
-    assert torch.equal(first, end)
+REFUSED = """
+fedl2g_l(mixed_federation(), learning_rate=-1) -> ValueError: `learning_rate` must be at least 0
+fedl2g_l(mixed_federation(), guide_weight=-1) -> ValueError: `guide_weight` must be at least 0; got
+fedl2g_f(mixed_federation(), server_rate=-1) -> ValueError: `server_rate` must be at least 0; got -1
+fedl2g_f(mixed_federation(), warm_up=-1) -> ValueError: `warm_up` must be at least 0; got -1
+last(fedl2g_l, mixed_federation(), quiz_size=0) -> ValueError: `quiz_size` must be at least 1; got 0
+fedl2g_l(mixed_federation(), max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
+last(fedl2g_l, mixed_federation(make_optimizer=torch.optim.Rprop)) -> TypeError: got Rprop
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_values_are_refused_by_name(call, error, message):
+    check_refused(call, error, message, globals())
