@@ -53,8 +53,8 @@ class _TimmTrunk(FrozenTrunk):
         self.dim = model.embed_dim
         super().__init__(model if tower is None else tower, attention_mask, model, model.blocks)
 
-    @property  # type: ignore[override]
-    def patch_size(self) -> int:  # it can change later
+    @property
+    def patch_size(self) -> int:  # type: ignore[override]  # it can change
         size: int = self.vit.patch_embed.feat_ratio()
         return size
 

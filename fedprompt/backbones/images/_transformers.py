@@ -44,8 +44,8 @@ class _TransformersTrunk(FrozenTrunk):
         self.dim = config.hidden_size
         super().__init__(model, attention_mask, self.vision, encoder)
 
-    @property  # type: ignore[override]
-    def patch_size(self) -> int:  # it can change later
+    @property
+    def patch_size(self) -> int:  # type: ignore[override]  # it can change
         return max(check.height_and_width("patch_size", self.vision.config.patch_size))
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
