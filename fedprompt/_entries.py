@@ -1,4 +1,4 @@
-"""Entries and payloads that are read as numbers, and methods: checks of what the nouns do not read."""
+"""Checks of entries and payloads that are read as numbers, and of methods."""
 
 import math
 from collections.abc import Mapping
@@ -131,7 +131,3 @@ def cohort(cohort: list[int], server_round: int) -> list[int]:
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
             raise wrong("cohorts", "have a client at most once in a round", doubled)
     return clients
-
-
-def known_rows(entry: Weighted) -> Tensor:
-    return entry.known

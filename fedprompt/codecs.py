@@ -12,6 +12,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, wide_zeros, widened
 from fedprompt.interfaces import Codec, Message, Payload, State, Weighted
+from fedprompt.interfaces.nouns import per_row
 
 __all__ = ["float16", "int8", "top_k"]
 
@@ -149,7 +150,7 @@ class _NameByName:
 
 
 def _to_half(name: str, entry: Weighted, rest: None) -> tuple[tuple[Weighted], None]:
-    value = check.known_rows(entry).detach().half()
+    value = entry.known.detach().half()
     check.finite(f"payload[{name!r}] in float16", value)
     return (Weighted(value, entry.weight.detach().clone()),), None
 
@@ -161,7 +162,7 @@ def _from_half(name: str, parts: list[Any], like: Weighted) -> Weighted:
 
 
 def _to_codes(name: str, entry: Weighted, rest: None) -> tuple[tuple[Tensor, Weighted], None]:
-    value = widened(check.known_rows(entry).detach())
+    value = widened(entry.known.detach())
     weight = entry.weight.detach()
     rows = value.flatten(weight.ndim) if value.ndim > weight.ndim else value[..., None]
     scale = (rows.abs().amax(-1) / 127 if rows.shape[-1] else rows.new_zeros(weight.shape)).float()
@@ -169,7 +170,7 @@ def _to_codes(name: str, entry: Weighted, rest: None) -> tuple[tuple[Tensor, Wei
     # A scale that was rounded up could overflow at the end of the dtype's range.
     too_large = 127 * scale.double() > torch.finfo(entry.value.dtype).max
     scale = torch.where(too_large, scale.nextafter(torch.zeros_like(scale)), scale)
-    codes = value / check.per_row(torch.where(scale > 0, scale, 1.0).double(), value)
+    codes = value / per_row(torch.where(scale > 0, scale, 1.0).double(), value)
     codes = codes.round().clamp(-127, 127).to(torch.int8).to(weight.device)
     return (codes, Weighted(scale.to(weight.device), weight.clone())), None
 
@@ -178,7 +179,7 @@ def _from_codes(name: str, parts: list[Any], like: Weighted) -> Weighted:
     codes, scale = parts
     check.tensor(f"message['{name}/codes']", codes, torch.int8, like.value.shape)
     _check_entry(f"message['{name}/scale']", scale, torch.float32, like.weight.shape, like.weight)
-    wide = widened(codes) * check.per_row(widened(scale.value), codes)
+    wide = widened(codes) * per_row(widened(scale.value), codes)
     value = wide.to(like.value.dtype).to(codes.device)
     return _restored(name, Weighted(value, scale.weight), like)
 
@@ -188,8 +189,8 @@ def _to_few(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     value, weight = entry
     check.tensor(f"state[{name!r}]", rest, torch.float64, value.shape)
-    wanted = (on_wide_device(check.known_rows(entry).detach()) + rest).flatten()
-    mask = check.per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
+    wanted = (on_wide_device(entry.known.detach()) + rest).flatten()
+    mask = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
     magnitude = torch.where(mask, wanted.abs(), -1.0)
     largest = magnitude.topk(_count(value, fraction)).indices.sort().values
     sent = torch.where(mask, wanted, 0.0)[largest].to(value.dtype)
@@ -231,7 +232,7 @@ def _keys(name: str, suffixes: tuple[str, ...]) -> list[str]:
 
 def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
     check.weights(f"message[{name!r}]", entry)
-    value = check.known_rows(entry).to(like.value.dtype)
+    value = entry.known.to(like.value.dtype)
     check.finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
     return Weighted(value, entry.weight.clone())
 

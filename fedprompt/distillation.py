@@ -8,6 +8,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
+from fedprompt.interfaces.nouns import per_row
 
 __all__ = ["class_means", "distillation_loss", "mutual_loss"]
 
@@ -64,7 +65,7 @@ def class_means(
     classes = labels.long().to(wide.device)
     sums = wide.new_zeros(num_classes, *wide.shape[1:]).index_add(0, classes, wide)
     count = torch.bincount(classes, minlength=num_classes)
-    mean = sums / check.per_row(count.clamp(min=1), sums)
+    mean = sums / per_row(count.clamp(min=1), sums)
     dtype = torch.promote_types(values.dtype, torch.float32)
     return Weighted(rounded(mean, values), count.to(values.device, dtype))
 

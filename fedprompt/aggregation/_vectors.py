@@ -36,7 +36,7 @@ def vectors(payloads: list[Payload]) -> tuple[Tensor, Tensor]:
     Two payloads can be compared if they know the same rows and all known numbers are finite.
     """
     names = list(payloads[0])
-    known = ([check.known_rows(sent[name]) for name in names] for sent in payloads)
+    known = ([sent[name].known for name in names] for sent in payloads)
     values = torch.stack([_flat(rows) for rows in known])
     weighted = torch.stack([_flat([sent[name].weight > 0 for name in names]) for sent in payloads])
     finite = values.isfinite().all(1)

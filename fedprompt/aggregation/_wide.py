@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+from fedprompt.interfaces.nouns import per_row
 
 UNIT = 1200
 """Exponent of the unit of a high sum. 2**60 terms below 2**2048, scaled by 2**60, still fit."""
@@ -42,12 +42,12 @@ class WideSum:
         """Divide each row by its sum in `divisor`, or by 1 if that is 0. The result is finite."""
         if self.high is None and divisor.high is None:
             safe = torch.where(divisor.low > 0, divisor.low, 1.0)
-            return (self.low / check.per_row(safe, self.low)).clamp(-LARGEST, LARGEST)
+            return (self.low / per_row(safe, self.low)).clamp(-LARGEST, LARGEST)
         mantissa, exponent = self._parts()
         row_mantissa, row_exponent = divisor._parts()
         safe = torch.where(row_mantissa > 0, row_mantissa, 1.0)
-        shift = exponent - check.per_row(row_exponent, exponent)
-        return _times_power(mantissa / check.per_row(safe, mantissa), shift)
+        shift = exponent - per_row(row_exponent, exponent)
+        return _times_power(mantissa / per_row(safe, mantissa), shift)
 
     def saturated(self) -> Tensor:
         """Return the sum as float64, clamped to the largest finite number."""

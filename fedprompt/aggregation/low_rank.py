@@ -9,6 +9,7 @@ import fedprompt._checks as check
 from fedprompt._float64 import on_wide_device, rounded, widened
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces.nouns import per_row
 
 _Pairs = Mapping[str, tuple[str, str]]
 
@@ -114,14 +115,14 @@ def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted
         rule = "have one axis at most, for rows of the product"
         raise check.wrong(f"{argument}[{left!r}].weight", rule, tuple(b.weight.shape))
     weight = torch.where((a.weight > 0).all(), b.weight, 0.0)
-    value = widened(check.known_rows(b)) @ widened(check.known_rows(a))
+    value = widened(b.known) @ widened(a.known)
     return Weighted(value, on_wide_device(weight))
 
 
 def _residual(product: Weighted, b: Weighted, a: Weighted, rank: int | None) -> Weighted:
     """Subtract the product of the means, as they were rounded, in rows with a product."""
     value = product.value - widened(b.value) @ widened(a.value)
-    value = torch.where(check.per_row(product.weight > 0, value), value, 0.0)
+    value = torch.where(per_row(product.weight > 0, value), value, 0.0)
     if rank is not None:
         left, sizes, right = torch.linalg.svd(value, full_matrices=False)
         value = (left[:, :rank] * sizes[:rank]) @ right[:rank]

@@ -14,6 +14,7 @@ from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._sums import as_entry, check_alike
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces.nouns import per_row
 
 
 @overload
@@ -163,8 +164,8 @@ def _sorted(entries: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:
     total = _running(weight)[-1]
     # If the total overflows, weights are scaled down. Only their shares matter below.
     weight = torch.where(total.isfinite(), weight, weight * 2.0**-64)
-    value, order = torch.where(check.per_row(weight > 0, value), value, 0.0).sort(0)
-    return value, check.per_row(weight, value).expand_as(value).gather(0, order), total
+    value, order = torch.where(per_row(weight > 0, value), value, 0.0).sort(0)
+    return value, per_row(weight, value).expand_as(value).gather(0, order), total
 
 
 def _running(tensor: Tensor) -> Tensor:

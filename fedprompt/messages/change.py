@@ -37,7 +37,7 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
     moved = {}
     for name, entry in payload.items():
         change = entry.value - check.value_of("values", values, name, entry)
-        change = check.known_rows(entry._replace(value=change))
+        change = entry._replace(value=change).known
         check.finite(f"payload[{name!r}] minus values[{name!r}]", change)
         moved[name] = Weighted(change, entry.weight.clone())
     return moved

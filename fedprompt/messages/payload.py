@@ -14,6 +14,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._names import inner_name
 from fedprompt.interfaces import Message, Weighted
+from fedprompt.interfaces.nouns import per_row
 
 
 def collect(
@@ -294,7 +295,7 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
         return value.clone() if value is entry else value  # it may be memory of `module`
     weight = entry.weight.to(target.device)
     check.entry(argument, Weighted(value, weight))
-    return torch.where(check.per_row(weight > 0, value), value, target)
+    return torch.where(per_row(weight > 0, value), value, target)
 
 
 def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:

@@ -34,14 +34,7 @@ import fedprompt as fp
 from fedprompt.guidance import forward_mode, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import (
-    Batch,
-    ClientData,
-    PromptedModel,
-    VitSetting,
-    check_at_least_zero,
-    take_step,
-)
+from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -93,9 +86,7 @@ def fedl2g_l(
             Adam or AdamW.
         derivative: Derivative of the guided output along a direction.
     """
-    numbers = learning_rate, guide_weight, server_rate, max_norm, quiz_size
-    pieces = loss, update, derivative
-    return _learn_to_guide(setting, False, numbers, (warm_up, train_in_warm_up), pieces)
+    return _learn_to_guide(**locals(), by_features=False)
 
 
 @register("FedL2G-f", **DIFFERENT_MODELS, search=_SEARCH)
@@ -114,9 +105,7 @@ def fedl2g_f(
     derivative: GuideDerivative = forward_mode,
 ) -> fp.Method:
     """FedL2G-f: guides of the features. The arguments are those of :func:`fedl2g_l`."""
-    numbers = learning_rate, guide_weight, server_rate, max_norm, quiz_size
-    pieces = loss, update, derivative
-    return _learn_to_guide(setting, True, numbers, (warm_up, train_in_warm_up), pieces)
+    return _learn_to_guide(**locals(), by_features=True)
 
 
 def _study_and_quiz(data: ClientData, largest: int) -> tuple[Tensor, Batch]:
@@ -137,22 +126,25 @@ def _drawn(data: ClientData, study: Tensor) -> Batch:
 
 
 def _learn_to_guide(
+    *,
     setting: VitSetting,
     by_features: bool,
-    numbers: tuple[float, float, float, float | None, int],
-    warming: tuple[int, bool],
-    pieces: tuple[GuideLoss, GuideUpdate | None, GuideDerivative],
+    learning_rate: float,
+    guide_weight: float,
+    server_rate: float,
+    warm_up: int,
+    train_in_warm_up: bool,
+    quiz_size: int,
+    max_norm: float | None,
+    loss: GuideLoss,
+    update: GuideUpdate | None,
+    derivative: GuideDerivative,
 ) -> fp.Method:
     """Make the method; guides are not followed in the first rounds, the warm-up."""
-    rate, weight, server_rate, max_norm, quiz_size = numbers
-    (warm_up, trains), (loss, update, derivative) = warming, pieces
-    check_at_least_zero(
-        learning_rate=rate, guide_weight=weight, server_rate=server_rate, warm_up=warm_up
-    )
     classes = setting.num_classes
     width = setting.new_model(0).head.in_features if by_features else classes
     guides = torch.randn(classes, width, generator=setting.generator(0, purpose="guides"))
-    guided = {"guide_weight": weight, "loss": loss}
+    guided = {"guide_weight": guide_weight, "loss": loss}
     server_update = fp.descend(partial(torch.optim.SGD, lr=server_rate), max_norm=max_norm)
 
     def train(data, answer, state):
@@ -163,8 +155,8 @@ def _learn_to_guide(
             return None, state
         follows = data.server_round >= warm_up
         followed = guided if follows else {"guide_weight": 0.0}
-        optimizer = data.optimizer(model, rate)
-        for batch in data.batches(among=study) if follows or trains else ():
+        optimizer = data.optimizer(model, learning_rate)
+        for batch in data.batches(among=study) if follows or train_in_warm_up else ():
             take_step(optimizer, fp.guided_loss(*model(batch[0]), batch[1], guides, **followed))
         batch = batch or _drawn(data, study)
         trial = {"update": update or optimizer_update(optimizer, model), "method": derivative}

@@ -7,6 +7,7 @@ from torch import Tensor
 import fedprompt._checks as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces.nouns import per_row
 
 
 def to_summable(payload: Payload) -> Float[Tensor, " length"]:
@@ -41,7 +42,7 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
     parts = []
     for name, entry in sorted(payload.items()):
         weight = widened(entry.weight)
-        product = widened(check.known_rows(entry)) * check.per_row(weight, entry.value)
+        product = widened(entry.known) * per_row(weight, entry.value)
         check.finite(f"payload[{name!r}] times its weight, in float64", product)
         parts += [product.flatten(), weight.flatten()]
     return torch.cat(parts)
@@ -86,8 +87,8 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
 def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weighted:
     """Divide the sums of one name by its total weights, in the dtypes of `like`, on its device."""
     check.nonnegative(f"vector as total weights of {name!r}", weight)
-    quotient = Weighted(total / check.per_row(weight, total), weight)
-    mean = rounded(check.known_rows(quotient), like.value)
+    quotient = Weighted(total / per_row(weight, total), weight)
+    mean = rounded(quotient.known, like.value)
     check.finite(f"vector as means of {name!r} in {mean.dtype}", mean)
     largest = torch.finfo(like.weight.dtype).max
     return Weighted(mean, rounded(weight.clamp(max=largest), like.weight))

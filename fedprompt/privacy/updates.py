@@ -69,7 +69,7 @@ def clip_norm(
             change = (2 * factor * scaled_down(rows[name], scale)).reshape(entry.value.shape)
             nearest = _rounded(origin[name], change, entry.value.dtype)
             entry = entry._replace(value=nearest.to(entry.value.device))
-        clipped[name] = Weighted(check.known_rows(entry), entry.weight.clone())
+        clipped[name] = Weighted(entry.known, entry.weight.clone())
     return clipped
 
 
@@ -156,10 +156,10 @@ def gaussian_noise(
     noisy = {}
     for (name, entry), dtype in zip(payload.items(), dtypes, strict=True):
         argument = f"payload[{name!r}]"
-        value = check.known_rows(entry)
+        value = entry.known
         _check_spacing(argument, value, dtype, sigma)
         sent = with_noise(value, sigma=sigma, generator=generator).to(dtype).to(value.device)
-        noisy[name] = Weighted(check.known_rows(entry._replace(value=sent)), entry.weight.clone())
+        noisy[name] = Weighted(entry._replace(value=sent).known, entry.weight.clone())
         check.finite(f"{argument} with its noise", noisy[name].value)
     return noisy
 
@@ -183,7 +183,7 @@ def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
     The difference itself may overflow float64.
     """
     half = widened(entry.value) / 2 - origin / 2
-    return check.known_rows(Weighted(half, on_wide_device(entry.weight))).reshape(1, -1)
+    return Weighted(half, on_wide_device(entry.weight)).known.reshape(1, -1)
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
