@@ -55,6 +55,6 @@ if __name__ == "__main__":
         print(f"{area:20} {sum(len(code(each)) for each in own):6,}", end="")
         found = sum(len(checks(each)) for each in own)
         if area == "library":
-            shared = texts["fedprompt/_checks.py"]
+            shared = texts["fedprompt/_refusals.py"]
             found += len(code(shared) - checks(shared))
         print(f"   of these checks {found:6,}")

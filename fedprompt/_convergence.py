@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Coupling
 
 FACTOR = 10

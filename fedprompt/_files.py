@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 fcntl: ModuleType | None
 try:

@@ -9,7 +9,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Round, Weighted
 
 DEEPEST = 100

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._files import checked_path, is_newer, locked, parts_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 from fedprompt.interfaces import Round

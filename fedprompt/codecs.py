@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device, wide_zeros, widened
 from fedprompt.interfaces import Codec, Message, Payload, State, Weighted
 from fedprompt.interfaces.nouns import per_row
@@ -126,13 +127,13 @@ class _NameByName:
         return self.remembers
 
     def init(self, payload: Payload, /) -> State:
-        form = check.form("payload", payload)
+        form = nouns.form("payload", payload)
         return {name: wide_zeros(entry.value) for name, entry in form.items() if self.remembers}
 
     def encode(
         self, payload: Payload, state: State, /
     ) -> tuple[dict[str, Tensor | Weighted], State]:
-        check.payload(payload)
+        nouns.payload(payload)
         names = set(payload) if self.remembers else set()
         if not isinstance(state, Mapping) or set(state) != names:
             rule = f"come from `init` or the last `encode` of {sorted(payload)}"
@@ -231,14 +232,14 @@ def _keys(name: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _restored(name: str, entry: Weighted, like: Weighted) -> Weighted:
-    check.weights(f"message[{name!r}]", entry)
+    nouns.weights(f"message[{name!r}]", entry)
     value = entry.known.to(like.value.dtype)
     check.finite(f"message[{name!r}] in {str(value.dtype).removeprefix('torch.')}", value)
     return Weighted(value, entry.weight.clone())
 
 
 def _parts(message: Any, like: Payload, suffixes: tuple[str, ...]) -> dict[str, list[Any]]:
-    keys = {name: _keys(name, suffixes) for name in check.form("like", like)}
+    keys = {name: _keys(name, suffixes) for name in nouns.form("like", like)}
     check.instance("message", message, Mapping, "map names to tensors or Weighted")
     if set(message) != (wanted := {key for parts in keys.values() for key in parts}):
         raise check.wrong("message", f"have the names {sorted(wanted)}", sorted(map(str, message)))
@@ -248,6 +249,6 @@ def _parts(message: Any, like: Payload, suffixes: tuple[str, ...]) -> dict[str, 
 def _check_entry(
     argument: str, entry: object, dtype: torch.dtype, shape: torch.Size, weight: Tensor
 ) -> None:
-    sent = check.layout(argument, entry)
+    sent = nouns.layout(argument, entry)
     check.tensor(f"{argument}.value", sent.value, dtype, shape)
     check.tensor(f"{argument}.weight", sent.weight, weight.dtype, weight.shape)

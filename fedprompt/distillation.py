@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 from fedprompt.interfaces.nouns import per_row
@@ -121,13 +122,13 @@ def distillation_loss(
     check.divisor("temperature", temperature)
     check.floating("logits", logits, _LOGITS, 2)
     batch, classes = logits.shape
-    check.layout("teacher", teacher)
+    nouns.layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
         rule = f"have value ({classes}, {classes}) and weight ({classes},) to match `logits`"
         got = f"{tuple(teacher.value.shape)} and {tuple(teacher.weight.shape)}"
         raise check.wrong("teacher", rule, got)
     if check.values_readable(teacher.weight, sync=False):
-        check.rows("teacher", teacher)
+        nouns.rows("teacher", teacher)
     check.labels("labels", labels, classes, size=batch, of="rows of `logits`", sync=False)
     check.device("labels", labels, logits.device)
     rows = labels.long()  # indices of dtype uint8 would be a mask

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
 __all__ = ["precompute"]

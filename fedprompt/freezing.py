@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch.nn as nn
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 __all__ = ["freeze", "training_only"]
 

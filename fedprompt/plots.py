@@ -14,7 +14,7 @@ from einops import reduce
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 if TYPE_CHECKING:
     import matplotlib.axes

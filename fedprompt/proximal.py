@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._names import inner_name
 
 __all__ = ["proximal_loss"]

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
@@ -94,7 +95,7 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     check.iterable("cohorts", cohorts, "cohorts")
-    check.method(method)
+    nouns.method(method)
     check.function("data", data)
     check.instance("start", start, Round | None, "be a Round or None")
     engine = _Engine(method, data, group, iter(cohorts), {})
@@ -137,7 +138,7 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> ledger.total(direction="down"), ledger.total(direction="up")  # with weights
         (24, 32)
     """
-    check.method(method)
+    nouns.method(method)
     check.instance("ledger", ledger, Ledger, "be a Ledger")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
@@ -190,7 +191,7 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> now.server["values"]["x"]
         tensor([2., 3.])
     """
-    check.method(method, needs_form=True)
+    nouns.method(method, needs_form=True)
     check.instance("codec", codec, Codec, "be a codec, such as codecs.int8()")
     form: Any = method.form
     server = method.server
@@ -359,7 +360,7 @@ class _Engine(NamedTuple):
             check_seals(where, "a `Round` must not be changed", seals)
             for cohort in islice(self.cohorts, 1):
                 check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-                return check.cohort(list(cohort), server_round)
+                return nouns.cohort(list(cohort), server_round)
             return None
 
         what = "the cohort"
@@ -486,7 +487,7 @@ def _check_payloads(payloads: Mapping[int, Message]) -> None:
     for client, payload in payloads.items():
         for name, entry in payload.items():
             if isinstance(entry, Weighted):
-                check.entry(f"payloads[{client}][{name!r}]", entry)
+                nouns.entry(f"payloads[{client}][{name!r}]", entry)
 
 
 def _check_state(state: object) -> None:

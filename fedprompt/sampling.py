@@ -7,7 +7,7 @@ from typing import SupportsIndex, TypeVar
 import numpy as np
 import torch
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 __all__ = ["sample_clients", "stream_generator"]
 

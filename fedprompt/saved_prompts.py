@@ -7,7 +7,7 @@ from os import PathLike, fspath
 
 import torch.nn as nn
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._names import inner_name
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk

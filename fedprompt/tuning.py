@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 __all__ = ["adapters", "biases", "lora", "norms"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from errors import raises
 from fedprompt import Weighted
 from refusals import check_refused, refusals

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import wide_zeros, widened
 from fedprompt.aggregation._payloads import ByName, Statistic
 from fedprompt.aggregation._sums import RowSums, as_entry, is_alike
@@ -36,7 +37,7 @@ class PayloadSums(ByName):
     def add(self, argument: str, payload: Payload) -> None:
         check.names(argument, payload, "map names to Weighted")
         if self.packs is None:
-            entries = {n: check.layout(f"{argument}[{n!r}]", e) for n, e in payload.items()}
+            entries = {n: nouns.layout(f"{argument}[{n!r}]", e) for n, e in payload.items()}
             self.packs = list(_packs(entries))
         self.names |= dict.fromkeys(payload)
         added = {pack: pack.added(payload) for pack in self.packs}

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, Weighted
 
 _FIRST = "be a Weighted(value, weight), as the first one"
@@ -37,7 +38,7 @@ class ByName:
         for name, entry in payload.items():
             place = f"{argument}[{name!r}]"
             if name not in self.statistics:
-                self.statistics[name] = self.make(check.layout(place, entry))
+                self.statistics[name] = self.make(nouns.layout(place, entry))
             self.statistics[name].add(place, entry)
 
     def result(self) -> dict[str, Weighted]:
@@ -68,7 +69,7 @@ def aggregate(
         place = f"entries[{position}]"
         if isinstance(thing, Mapping):
             raise check.wrong_type(place, _FIRST, "a payload")
-        statistic = statistic or make(check.layout(place, thing))
+        statistic = statistic or make(nouns.layout(place, thing))
         statistic.add(place, thing)
     if statistics is not None:
         return statistics.result()

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, ServerUpdate, State, Weighted
 
 TensorUpdate = ServerUpdate[Tensor, Weighted]
@@ -43,7 +44,7 @@ class RowRule(ABC):
         if isinstance(previous, Mapping):
             return step_by_name(dict.fromkeys(previous, self), previous, mean, state)
         _check_previous(previous)
-        check.entry("mean", mean)
+        nouns.entry("mean", mean)
         new, after = self.stepped(previous, mean, state)
         _check_stepped(mean.known, {"value": new, **_tensors(after)})
         if check.values_readable(mean.weight) and not mean.weight.any():

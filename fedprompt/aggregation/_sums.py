@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import rounded, wide_zeros, widened
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
@@ -36,7 +37,7 @@ class RowSums:
             self.value.low = value_sum
             self.weight.low = weight_sum
         else:  # a malformed entry, NaN in a row of weight 0, or an overflow
-            check.rows(argument, entry)
+            nouns.rows(argument, entry)
             self.value.add(widened(entry.known), entry.per_row(weight))
             self.weight.add(weight)
 
@@ -60,7 +61,7 @@ def is_alike(entry: Weighted, first: Weighted) -> bool:
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require the shapes, dtypes and device of the first entry."""
-    sent = check.layout(argument, entry)
+    sent = nouns.layout(argument, entry)
     if is_alike(sent, first):
         return
     for name, tensor, like in zip(Weighted._fields, sent, first, strict=True):

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt.aggregation._sums import check_alike
 from fedprompt.interfaces import Payload
@@ -24,8 +25,8 @@ def alike(payloads: Iterable[Payload]) -> list[Payload]:
             raise check.wrong(place, f"have the names {sorted(first)}", sorted(payload))
         for name, entry in payload.items():
             argument = f"{place}[{name!r}]"
-            check_alike(argument, entry, check.layout(argument, first[name]))
-            check.weights(argument, entry)
+            check_alike(argument, entry, nouns.layout(argument, first[name]))
+            nouns.weights(argument, entry)
         checked.append(payload)
     return checked
 

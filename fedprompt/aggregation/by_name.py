@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.aggregation._rules import TensorUpdate, init_by_name, step_by_name
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.server import overwrite
@@ -52,7 +53,7 @@ def aggregate_by_name(
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
         check.iterable("payloads", payloads, "payloads")
         sent = [
-            check.form(f"payloads[{position}]", payload, at_least=0)
+            nouns.form(f"payloads[{position}]", payload, at_least=0)
             for position, payload in enumerate(payloads)
         ]
         check.some("payloads", sent, "hold at least one payload")

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.aggregation._sums import RowSums, as_entry
 from fedprompt.interfaces import Weighted
 
@@ -81,7 +82,7 @@ def heterogeneous_means(
         place = f"entries[{position}]"
         if isinstance(entry, Mapping):
             raise check.wrong_type(place, "be class logits (Weighted)", "a payload")
-        first = first or check.layout(place, entry)
+        first = first or nouns.layout(place, entry)
         if dim not in sums:
             sums[dim] = RowSums(first)
         sums[dim].add(place, entry)

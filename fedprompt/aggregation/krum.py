@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device, rounded, widened
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
@@ -106,7 +107,7 @@ def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Paylo
 
 def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted:
     """Multiply two factors. A row is known if its row of the left one and all of A are known."""
-    b, a = (check.layout(f"{argument}[{name!r}]", payload[name]) for name in (left, right))
+    b, a = (nouns.layout(f"{argument}[{name!r}]", payload[name]) for name in (left, right))
     if b.value.ndim != 2 or a.value.ndim != 2 or b.value.shape[1] != a.value.shape[0]:
         rule = f"have shape (rows, rank) to match {right!r} of (rank, columns)"
         got = f"{tuple(b.value.shape)} and {tuple(a.value.shape)}"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.aggregation._rules import FROM_INIT, RowRule, check_state
 from fedprompt.interfaces import ServerRule, State
 

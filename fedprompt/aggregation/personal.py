@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation._vectors import alike, vectors
 from fedprompt.aggregation.means import weighted_mean
@@ -106,7 +107,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
     check.some("payloads", listed, "hold at least one payload")
     for position, payload in enumerate(listed):
         for name, entry in payload.items():
-            check.entry(f"payloads[{position}][{name!r}]", entry)
+            nouns.entry(f"payloads[{position}][{name!r}]", entry)
     first = [entry.value for entry in listed[0].values()]
     dtype = reduce(torch.promote_types, (value.dtype for value in first), torch.float32)
     values, compared = vectors(listed)
@@ -165,7 +166,7 @@ def _check_payloads(payloads: Any) -> None:
     check.some("payloads", payloads, "hold at least one payload")
     for client, payload in payloads.items():
         check.count("id in `payloads`", client, at_least=0)
-        check.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
+        nouns.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
 
 
 def _check_state(state: object) -> None:
@@ -195,7 +196,7 @@ def _sums(argument: str, payload: Payload, sums: list[dict[str, RowSums]]) -> di
     for name, entry in payload.items():
         place = f"{argument}[{name!r}]"
         seen = sums[0].get(name) if sums else None
-        made[name] = RowSums(check.layout(place, entry) if seen is None else seen.like)
+        made[name] = RowSums(nouns.layout(place, entry) if seen is None else seen.like)
         made[name].add(place, entry)
     return made
 

@@ -8,7 +8,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._sums import as_entry, check_alike
@@ -121,7 +122,7 @@ class _Entries:
 
     def add(self, argument: str, entry: Weighted) -> None:
         check_alike(argument, entry, self.first)
-        check.weights(argument, entry)
+        nouns.weights(argument, entry)
         self.entries.append(entry)
 
     def result(self) -> Weighted:

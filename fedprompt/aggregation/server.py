@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.aggregation._rules import RowRule, check_state
 from fedprompt.interfaces import ServerRule, State

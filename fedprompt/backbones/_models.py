@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 _IN_TURN = (
     "The trainable parameters of a trunk exist once, and a copy would share them silently or "

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._models import listed
 
 HALF = 5e-2

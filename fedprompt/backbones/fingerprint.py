@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.backbones._attributes import Attributes, find_module, is_plain, tensors
 from fedprompt.backbones._models import Trainable
 from fedprompt.backbones.images._frozen import FrozenTrunk
@@ -77,7 +78,7 @@ def fingerprint(
         rule += " `model`, or its modules and tensors as attributes"
         raise check.wrong_type("backbone", rule, check.kind(backbone))
     for position, stream in enumerate(streams):
-        check.stream(f"streams[{position}]", stream)
+        nouns.stream(f"streams[{position}]", stream)
     check.texts("class_names", class_names, at_least=0)
     check.optional(check.count, "name_position", name_position, at_least=0)
     name = type(backbone if isinstance(model, Attributes) else model).__name__

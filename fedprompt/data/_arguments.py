@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float64, Int64, Integer, Shaped
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
 Indices = Int64[np.ndarray, " _"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float, Float64, Int64
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data._arguments import Indices
 
 Counts = Int64[np.ndarray, "holders classes"]

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data._arguments import Generator, Indices, Labels, numpy_generator, some_labels
 from fedprompt.data._counts import TOLERANCE, client_counts, deal, smallest_client
 

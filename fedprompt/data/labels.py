@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data._arguments import Indices
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
 from fedprompt.data._counts import deal, fill, minimum_counts, raised

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float64, Int64
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data import _arguments, _counts
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, Names, numpy_generator
 from fedprompt.data._counts import Counts, client_counts, raised

@@ -10,7 +10,7 @@ from math import gcd
 import numpy as np
 from jaxtyping import Float64
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
 from fedprompt.data._counts import raised

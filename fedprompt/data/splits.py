@@ -2,7 +2,7 @@
 
 import numpy as np
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Generator, Indices, Labels, Names, numpy_generator
 

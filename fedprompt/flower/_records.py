@@ -5,7 +5,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._trees import from_blob, to_blob
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload

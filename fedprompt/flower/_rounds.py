@@ -10,7 +10,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.flower._records import STATEFUL, blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.messages.ledger import Ledger
@@ -29,7 +30,7 @@ def unchecked(client: int) -> Mapping[str, str]:
 
 def check_options(method: Method, max_bytes: int, fingerprint: Fingerprint) -> None:
     """Require a method whose messages have a form, and limits of its messages."""
-    check.method(method, needs_form=True)
+    nouns.method(method, needs_form=True)
     check.count("max_bytes", max_bytes)
     check.function("fingerprint", fingerprint)
 
@@ -129,7 +130,7 @@ def run_round(
         State of the server after the round.
     """
     wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
-    clients = check.cohort(list(cohort), server_round)
+    clients = nouns.cohort(list(cohort), server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
     for exchange in range(first, first + method.exchanges):

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked

@@ -8,7 +8,8 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.flower._rounds import LOG, Fingerprint, Wire, client_nodes, unchecked
 from fedprompt.interfaces import Method, Round
 from fedprompt.messages.ledger import Ledger
@@ -126,5 +127,5 @@ class ServerStrategy(Strategy):
     def _draw(self, server_round: int) -> list[int]:
         for cohort in self._cohorts:
             check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-            return check.cohort(list(cohort), server_round)
+            return nouns.cohort(list(cohort), server_round)
         raise check.wrong("cohorts", f"have a cohort for round {server_round}", "no more")

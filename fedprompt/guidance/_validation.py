@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
 Pair = tuple[Tensor, Tensor]
@@ -22,7 +23,7 @@ class Guides(NamedTuple):
 def checked_guides(guides: Any) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
     weighted = isinstance(guides, Weighted)
-    table, weight = check.layout("guides", guides) if weighted else (guides, None)
+    table, weight = nouns.layout("guides", guides) if weighted else (guides, None)
     rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
     check.floating("guides", table, rule)
     check.strided("guides", table)
@@ -33,7 +34,7 @@ def checked_guides(guides: Any) -> Guides:
         return Guides(table, None)
     check.shape("guides.weight", weight, table.shape[:1])
     if check.values_readable(weight, sync=False):
-        check.rows("guides", Weighted(table, weight))
+        nouns.rows("guides", Weighted(table, weight))
     return Guides(table, weight > 0)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
 from fedprompt.guidance import _validation as valid

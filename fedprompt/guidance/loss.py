@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.guidance._validation import Guides, check_outputs, check_scalar_loss, checked_guides
 from fedprompt.interfaces import GuideLoss, Weighted
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._cosine import unit
 from fedprompt.interfaces import Coupling, TransportSolver
 from fedprompt.transport import plan_from_duals

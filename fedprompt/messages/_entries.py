@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._files import checked_file
 from fedprompt._trees import packed, parsed, unpacked
 

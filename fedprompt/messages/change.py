@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, Weighted
 
 
@@ -32,11 +33,11 @@ def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]
         >>> delta(payload, {"head": torch.tensor([1.0, 6.0])})
         {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
     """
-    check.payload(payload)
+    nouns.payload(payload)
     check.names("values", values)
     moved = {}
     for name, entry in payload.items():
-        change = entry.value - check.value_of("values", values, name, entry)
+        change = entry.value - nouns.value_of("values", values, name, entry)
         change = entry._replace(value=change).known
         check.finite(f"payload[{name!r}] minus values[{name!r}]", change)
         moved[name] = Weighted(change, entry.weight.clone())

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch.nn as nn
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Message, TextEncoder, Trunk, Weighted
 from fedprompt.messages.payload import num_bytes
 

@@ -7,7 +7,7 @@ from io import StringIO
 from os import PathLike
 from typing import Any, get_args
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._files import checked_file, checked_path, locked, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages import _entries

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 _Entry = TypeVar("_Entry")
 

@@ -11,7 +11,8 @@ import torch.nn as nn
 from jaxtyping import Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._names import inner_name
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.interfaces.nouns import per_row
@@ -83,7 +84,7 @@ def collect(
     for name, value in values.items():
         counts = _counts(name, rows[name], value) if name in rows else whole
         payload[name] = Weighted(value, counts.to(value.device, copy=True))
-        check.entry(f"payload[{name!r}]", payload[name])
+        nouns.entry(f"payload[{name!r}]", payload[name])
     return payload
 
 
@@ -271,10 +272,10 @@ def _entry_bytes(argument: str, entry: Tensor | Weighted) -> int:
     check.instance(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
     if isinstance(entry, Tensor):
         return entry.numel() * entry.itemsize
-    value, weight = check.layout(argument, entry)
+    value, weight = nouns.layout(argument, entry)
     one = weight.item() if weight.ndim == 0 and weight.device.type == "cpu" else -1.0
     if not 0 <= one < math.inf:  # of one number, this is five times as fast
-        check.weights(argument, entry)
+        nouns.weights(argument, entry)
     rows = int((weight > 0).sum()) if one < 0 else int(one > 0)
     return weight.nbytes + rows * value.shape[weight.ndim :].numel() * value.itemsize
 
@@ -282,7 +283,7 @@ def _entry_bytes(argument: str, entry: Tensor | Weighted) -> int:
 def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     argument = f"message[{name!r}]"
     check.instance(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
-    value = entry if isinstance(entry, Tensor) else check.layout(argument, entry).value
+    value = entry if isinstance(entry, Tensor) else nouns.layout(argument, entry).value
     check.shape(argument, value, target.shape, repr(name))
     if not torch.can_cast(value.dtype, target.dtype):
         raise check.wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
@@ -294,7 +295,7 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
             raise check.wrong(argument, f"fit into {value.dtype}", "numbers beyond it")
         return value.clone() if value is entry else value  # it may be memory of `module`
     weight = entry.weight.to(target.device)
-    check.entry(argument, Weighted(value, weight))
+    nouns.entry(argument, Weighted(value, weight))
     return torch.where(per_row(weight > 0, value), value, target)
 
 

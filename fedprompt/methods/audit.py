@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Message, Method, Round, State
 from fedprompt.methods.setting import Federation, Setting

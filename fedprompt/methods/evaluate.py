@@ -19,7 +19,8 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned, take_step
@@ -208,7 +209,7 @@ def evaluate(
         True
     """
     refuse_autocast("evaluate")
-    check.method(method)
+    nouns.method(method)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("now", now, Round, "be a Round")
     check.flag("shared", shared)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Method
 
 __all__ = [

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import PromptInjector, TrainableTrunk, Trunk
 from fedprompt.rounds import load_optimizer, optimizer_state
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 
 class ClientSpread(NamedTuple):

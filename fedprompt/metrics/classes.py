@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
 

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.func import functional_call
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 

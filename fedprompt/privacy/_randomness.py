@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device
 
 NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator

@@ -9,7 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt._random_streams import RandomStreams
 

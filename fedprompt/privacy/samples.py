@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, twin_of

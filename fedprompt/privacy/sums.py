@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.interfaces.nouns import per_row
@@ -38,7 +39,7 @@ def to_summable(payload: Payload) -> Float[Tensor, " length"]:
         Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS
         2017.
     """
-    check.payload(payload)
+    nouns.payload(payload)
     parts = []
     for name, entry in sorted(payload.items()):
         weight = widened(entry.weight)
@@ -72,7 +73,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
         {'head': Weighted(value=tensor([4.]), weight=tensor(4.))}
     """
     check.floating("vector", vector, "be a floating-point tensor of shape (length,)", 1)
-    check.form("like", like)
+    nouns.form("like", like)
     sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
     check.shape("vector", vector, (sum(sizes),), "`like` as a vector")
     check.finite("vector", vector)

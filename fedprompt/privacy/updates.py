@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._lengths import clip_factors, scaled_down
@@ -52,12 +53,12 @@ def clip_norm(
         McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018.
     """
     check.number("max_norm", max_norm, above=0)
-    check.payload(payload)
+    nouns.payload(payload)
     check.optional(check.tensors, "center", center)
     origin = {
         name: wide_zeros(entry.value)
         if center is None
-        else widened(check.value_of("center", center, name, entry))
+        else widened(nouns.value_of("center", center, name, entry))
         for name, entry in payload.items()
     }
     rows = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
@@ -95,7 +96,7 @@ def cap_weight(payload: Payload, *, max_weight: float) -> dict[str, Weighted]:
         tensor([  2., 500.,   0.])
     """
     check.number("max_weight", max_weight, above=0)
-    check.payload(payload)
+    nouns.payload(payload)
     return {
         name: Weighted(value.clone(), _capped(weight, max_weight))
         for name, (value, weight) in payload.items()
@@ -150,7 +151,7 @@ def gaussian_noise(
     check.number("multiplier", multiplier, at_least=0)
     check.number("sensitivity", sensitivity, above=0)
     check_source(generator)
-    check.payload(payload)
+    nouns.payload(payload)
     dtypes = [torch.promote_types(entry.value.dtype, torch.float32) for entry in payload.values()]
     sigma = deviation(multiplier, sensitivity, dtypes=dtypes)
     noisy = {}

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import PromptStream, Trunk
 
 
@@ -24,7 +25,7 @@ def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> 
     """Require prompts of the trunk's width at layers that run."""
     for position, stream in enumerate(streams):
         argument = f"streams[{position}]"
-        check.stream(argument, stream, trunk.dim)
+        nouns.stream(argument, stream, trunk.dim)
         for layer in stream.layers:
             last = f"the last of {depth} blocks"
             check.count(f"{argument}.layers", layer, at_least=0, at_most=depth - 1, of=last)

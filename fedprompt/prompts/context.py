@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import ClassNames, PromptedText
 from fedprompt.prompts._arguments import normal_values
 
@@ -189,7 +190,7 @@ def _checked_init(init: Tensor, dim: int) -> Tensor:
 def _check_context(
     context: Any, names: ClassNames, class_specific: object, per_sample: object
 ) -> None:
-    check.class_names(names)
+    nouns.class_names(names)
     check.floats("context", context)
     flags = {"per_sample": per_sample, "class_specific": class_specific}
     for argument, flag in flags.items():

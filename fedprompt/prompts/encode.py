@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
 from fedprompt.prompts import _arguments
 

@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Num
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Trunk, Weighted
 from fedprompt.prompts._arguments import checked_depth, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
@@ -107,7 +108,7 @@ def initialize_at(
 
 
 def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
-    check.entry("means", means)
+    nouns.entry("means", means)
     value, weight = means
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
         rule = f"have shape (depth, {dim}), with a depth of at least {max(layers) + 1}"

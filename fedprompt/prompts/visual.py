@@ -8,7 +8,7 @@ import torch.nn as nn
 from jaxtyping import Integer
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import PromptStream, Trunk
 from fedprompt.prompts._arguments import vpt_uniform
 

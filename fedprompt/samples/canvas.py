@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.samples._pixels import Images
 from fedprompt.samples.handwritten import inverted, noisy, raw
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._trees import texts_of
 
 _SIZES = ("S", "B")

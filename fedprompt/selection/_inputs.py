@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 
 def check_pair(query: Tensor, keys: Tensor) -> None:

@@ -3,7 +3,7 @@
 from jaxtyping import Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 
 def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:

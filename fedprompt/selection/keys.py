@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._cosine import unit
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._inputs import check_counts, check_pair

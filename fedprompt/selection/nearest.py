@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._cosine import cosines
 from fedprompt.interfaces import Selection
 from fedprompt.selection._inputs import check_pair, shares

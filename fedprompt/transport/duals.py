@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.transport._dual import plan_at
 from fedprompt.transport._problem import check_layout, check_problem, flat, unwrapped
 

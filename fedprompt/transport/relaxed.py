@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, couple_entropic, violation
 

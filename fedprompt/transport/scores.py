@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._convergence import UNSTATED, checked
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate

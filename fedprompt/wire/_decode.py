@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._trees import parsed
 from fedprompt.interfaces import Weighted
 from fedprompt.wire import _format

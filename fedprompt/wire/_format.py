@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
@@ -95,7 +96,7 @@ def slots(argument: str, message: Message) -> dict[str, Slot]:
             raise check.wrong(argument, rule, repr(name))
         _check_unicode(argument, name)
         if isinstance(entry, Weighted):
-            value, weight = check.layout(f"{argument}[{name!r}]", entry)
+            value, weight = nouns.layout(f"{argument}[{name!r}]", entry)
             rows = (weight.numel(), *value.shape[weight.ndim :])
             laid[f"{name}:value"] = Slot(value.dtype, rows)
             laid[f"{name}:weight"] = Slot(weight.dtype, tuple(weight.shape))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._format import Header, check_header, digest_of, header_text, offsets, slots
 
@@ -51,7 +52,7 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
         if isinstance(entry, Weighted):
             for field, tensor in zip(Weighted._fields, entry, strict=True):
                 check.dense(f"{argument}.{field}", tensor)
-            check.entry(argument, entry)
+            nouns.entry(argument, entry)
             value, weight = entry
             rows = value.detach().reshape(laid[f"{name}:value"].shape)[weight.flatten() > 0]
             tensors |= {f"{name}:value": rows, f"{name}:weight": weight.detach()}

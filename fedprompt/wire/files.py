@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._files import checked_file, is_newer, replace_file
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._decode import read_blob

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt._trees import from_blob, to_blob
 
 __all__ = ["gather_trees", "is_here", "on_all_ranks"]

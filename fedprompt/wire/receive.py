@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import Message
 from fedprompt.wire._decode import read_blob
 from fedprompt.wire._format import Expected, Slot, check_expected

@@ -4,7 +4,7 @@ import warnings
 
 import torch.nn as nn
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 
 def check_activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:

@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
 from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
 from fedprompt.interfaces import ClassNames, TextEncoder
 from fedprompt.prompts.context import prompted_text
@@ -63,7 +64,7 @@ def check_text_encoder(
         >>> "shape" in check_text_encoder(tower, names).failed
         True
     """
-    check.class_names(names)
+    nouns.class_names(names)
     if len(names.names) < 2:
         raise check.wrong("names", "contain at least two names", len(names.names))
     if (words is None) != (expected is None):

@@ -9,7 +9,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._models import listed
 from fedprompt.backbones._probe import HALF, watched
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near

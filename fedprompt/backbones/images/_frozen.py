@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._models import Trainable, check_frozen
 from fedprompt.backbones._probe import Probe, without_traces
 from fedprompt.interfaces import Trunk

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._blocks import run_block
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 from fedprompt.backbones.images._timm import timm_maker

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, check_count
 
 

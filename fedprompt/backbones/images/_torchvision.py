@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 
 

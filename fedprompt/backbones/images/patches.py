@@ -9,7 +9,7 @@ from einops import rearrange, repeat
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._models import inside
 from fedprompt.backbones.images._frozen import ANY_SIZE, fitted
 from fedprompt.backbones.images._open_clip import tower_sizes

@@ -7,7 +7,7 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._models import check_unadapted, chosen_parameters, inside, libraries
 from fedprompt.backbones._probe import has_weights, restored_on_error
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask

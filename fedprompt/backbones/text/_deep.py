@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.interfaces import PromptedText, PromptStream
 
 

@@ -8,7 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._blocks import run_block
 
 

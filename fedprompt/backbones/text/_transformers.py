@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._blocks import tokens_at
 
 

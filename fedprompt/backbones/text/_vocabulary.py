@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 
 # Words are tokenized after this one, as in the middle of a sentence. Some tokenizers give a word at
 # the start of a text a different id.

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-import fedprompt._checks as check
+import fedprompt._refusals as check
 from fedprompt.backbones._blocks import tokens_at
 from fedprompt.backbones._models import check_frozen, check_unadapted, inside, libraries
 from fedprompt.backbones._probe import Probe, has_weights, restored_on_error
