@@ -35,7 +35,6 @@ def run_block(
     return result
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_plain(block: Any) -> bool:
     from open_clip.transformer import ResidualAttentionBlock
 
