@@ -9,6 +9,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fedprompt.backbones._probe import changes
+
 
 def run_block(
     block: Any,
@@ -23,9 +25,7 @@ def run_block(
     therefore written out here, with projections of contiguous tensors. Other blocks are called,
     also those with hooks or replaced methods.
     """
-    from fedprompt.backbones._plain import is_plain  # it imports the compiler
-
-    if not is_plain(block):
+    if not _is_plain(block):
         return tokens_at(block(tokens, attn_mask=mask), read)
     if read is not None and mask is not None:
         mask = mask[read][:, None]
@@ -33,6 +33,13 @@ def run_block(
     hidden: Tensor = tokens_at(tokens, read) + block.ls_1(mixed)
     result: Tensor = hidden + block.ls_2(block.mlp(block.ln_2(hidden)))
     return result
+
+
+def _is_plain(block: Any) -> bool:
+    from open_clip.transformer import ResidualAttentionBlock
+
+    known = type(block) is ResidualAttentionBlock and type(block.attn) is nn.MultiheadAttention
+    return known and not changes(block) and not changes(block.attn)
 
 
 def tokens_at(
