@@ -6,6 +6,7 @@ than the arithmetic.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from fedprompt._float64 import wide_zeros, widened
 from fedprompt.aggregation._payloads import ByName, Statistic
 from fedprompt.aggregation._sums import RowSums, as_entry, is_alike
 from fedprompt.aggregation._wide import WideSum
-from fedprompt.interfaces import Payload, Weighted
+from fedprompt.interfaces import Weighted
 
 _SMALL = 2**14
 """Largest number of values of an entry that is packed. Larger ones would be copied for nothing."""
@@ -34,7 +35,7 @@ class PayloadSums(ByName):
         self.packs: list[_Pack] | None = None
         self.names = dict[str, None]()
 
-    def add(self, argument: str, payload: Payload) -> None:
+    def add(self, argument: str, payload: Any) -> None:
         check.names(argument, payload, "map names to Weighted")
         if self.packs is None:
             entries = {n: nouns.layout(f"{argument}[{n!r}]", e) for n, e in payload.items()}
@@ -104,7 +105,7 @@ class _Pack:
         """Divide a packed entry into views of its names."""
         likes = zip(*self.names.values(), strict=True)
         parts = (
-            map(Tensor.view_as, tensor.split([like.numel() for like in shapes]), shapes)
+            map(Tensor.view_as, torch.split(tensor, [like.numel() for like in shapes]), shapes)
             for tensor, shapes in zip(flat, likes, strict=True)
         )
         return dict(zip(self.names, map(Weighted._make, zip(*parts, strict=True)), strict=True))

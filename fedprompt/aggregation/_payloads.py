@@ -1,7 +1,7 @@
 """Aggregators of entries, applied to each name of payloads."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
@@ -32,7 +32,7 @@ class ByName:
         self.make = make
         self.statistics: dict[str, Statistic] = {}
 
-    def add(self, argument: str, payload: Payload) -> None:
+    def add(self, argument: str, payload: Any) -> None:
         """Add a payload. Errors call its entries by `argument` and their name."""
         check.names(argument, payload, "map names to Weighted")
         for name, entry in payload.items():
@@ -61,16 +61,17 @@ def aggregate(
     check.iterable("entries", things, "entries or of payloads")
     statistics: ByName | None = None
     statistic: Statistic | None = None
-    for position, thing in enumerate(things):
-        if statistics is not None or (statistic is None and isinstance(thing, Mapping)):
+    each: Any
+    for position, each in enumerate(things):
+        if statistics is not None or (statistic is None and isinstance(each, Mapping)):
             statistics = statistics or by_name(make)
-            statistics.add(f"payloads[{position}]", thing)
+            statistics.add(f"payloads[{position}]", each)
             continue
         place = f"entries[{position}]"
-        if isinstance(thing, Mapping):
+        if isinstance(each, Mapping):
             raise check.wrong_type(place, _FIRST, "a payload")
-        statistic = statistic or make(nouns.layout(place, thing))
-        statistic.add(place, thing)
+        statistic = statistic or make(nouns.layout(place, each))
+        statistic.add(place, each)
     if statistics is not None:
         return statistics.result()
     if statistic is None:

@@ -90,7 +90,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
     _check_reach(make, federation)
     device = torch.device(federation.setting.device).type
-    forked = hasattr(os, "fork") and device == "cpu" and not torch.cuda.is_initialized()
+    started: Any = torch.cuda.is_initialized
+    forked = hasattr(os, "fork") and device == "cpu" and not started()
     with _repeating(make, federation, forked) as repeated:
         calls = _recorded(make, federation)
         for client in federation.shards:
@@ -240,7 +241,7 @@ def _repeat(
     with _stream() as draw:
         method = make(noisy.setting)
         server = make(replace(noisy.setting)).server  # shares no variable with the clients
-        runs = {"train": method.client, "predict": partial(_logits, method)}
+        runs: dict[str, Any] = {"train": method.client, "predict": partial(_logits, method)}
         runs |= {"answer": server.answer, "step": server.step}
         for what, where, (first, *others), digest in calls:
             run = draw(runs[what])
@@ -300,7 +301,7 @@ def _overwrite(federation: Federation, client: int) -> None:
 
 def _is_private(tensor: Tensor) -> bool:
     """Whether the memory of a tensor can be written, and nothing else sees it."""
-    if tensor.is_shared():
+    if tensor.untyped_storage().is_shared():
         return False
     try:
         maps = Path("/proc/self/maps").read_text().splitlines()
