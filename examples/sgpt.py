@@ -1,10 +1,8 @@
 """SGPT: one global model whose images choose their own group prompts.
 
 Twenty clients have two digits each. Images share some prompts, and select one of ten groups by the
-nearest key (Deng et al., CVPR 2024). For this small network, some values are not the paper's: there
-are eight shared prompts, in the first half of the layers and kept in later ones, and the head reads
-the class token alone. docs/methods/sgpt.md has the paper's values, and docs/results/mechanisms.md
-compares ten groups with one::
+nearest key (Deng et al., CVPR 2024). The eight shared prompts, their layers and the head's class
+token are not the paper's: see docs/methods/sgpt.md, and docs/results/mechanisms.md::
 
     python examples/sgpt.py
 """

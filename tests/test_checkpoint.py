@@ -47,7 +47,7 @@ TREES = st.recursive(
         st.lists(trees, max_size=3)
         | st.lists(trees, max_size=3).map(tuple)
         | st.dictionaries(KEYS, trees, max_size=3)
-        | st.builds(Weighted, TENSORS, TENSORS)
+        | TENSORS.filter(torch.is_floating_point).map(lambda value: Weighted(value, value))
     ),
     max_leaves=8,
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from errors import raises
 from fedprompt import Weighted
@@ -58,14 +59,13 @@ iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of name
 floats('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
 floats('it', PLAIN * torch.nan) -> ValueError: `it` must be finite
 finite('it', PLAIN.to('meta')) -> TypeError: `it` must be a dense tensor with numbers
-stream('it', PromptStream(LAYERS, 1)) -> TypeError: must be True or False
 stream('it', PromptStream(LAYERS), 3) -> ValueError: must have shape (prompts, 3) or
 """
 
 
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_shared_checks_name_the_argument_and_the_rule(call, error, message):
-    check_refused(call, error, message, vars(check) | globals())
+    check_refused(call, error, message, vars(nouns) | vars(check) | globals())
 
 
 def test_on_another_device_than_the_cpu_numbers_are_not_read():

@@ -76,7 +76,8 @@ class TailTrunk:
         chosen = [parameter for parameter in parameters if parameter in late]
         for parameter in chosen:
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
-        return replace(self, whole=fp.vit_trunk(model, trainable=chosen))
+        # The whole model cannot run: its first blocks have another dtype.
+        return replace(self, whole=fp.vit_trunk(model, trainable=chosen, probe=False))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Any]:
         """Look up the tokens of images."""

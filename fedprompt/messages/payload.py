@@ -124,8 +124,13 @@ _COUNT = "num_batches_tracked"
 
 
 def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return a mark of each buffer of the state dict, which a write changes."""
-    buffers = dict(module.named_buffers())
+    """Return a mark of each buffer of the state dict, which a write changes.
+
+    Modules with a function `start_round`, such as selection keys, begin each round anew.
+    """
+    parts = module.named_modules()
+    begun = tuple(f"{n}.".lstrip(".") for n, part in parts if hasattr(part, "start_round"))
+    buffers = {n: buffer for n, buffer in module.named_buffers() if not n.startswith(begun)}
     saved = module.state_dict().keys() if buffers else ()
     return {
         inner_name(module, name): (id(buffer), buffer._version)

@@ -83,7 +83,7 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
         ... )
         >>> federation = methods.Federation(setting, split.train_images, split.train_labels, shards)
         >>> methods.check_messages(methods.fedprox, federation).repeats
-        33
+        24
     """
     check.function("make", make)
     check.instance("federation", federation, Federation, "be a Federation")

@@ -241,7 +241,7 @@ def _held_out(held_out: HeldOut | Inputs, **earlier: Any) -> HeldOut:
         return held_out
     if "labels" not in given:
         raise check.wrong_type("held_out", "be a HeldOut", check.kind(held_out))
-    text = "`held_out` must be a HeldOut since 0.4; this call has the mixes of classes by default."
+    text = "`held_out` must be a HeldOut since 0.3; this call has the mixes of classes by default."
     warnings.warn(text, FutureWarning, stacklevel=3)
     return HeldOut(held_out, **{"mixes": "classes"} | given)
 

@@ -57,7 +57,7 @@ def fedhpl(
 
     Args:
         setting: Setting of the run.
-        learning_rate: Learning rate of clients (above 0).
+        learning_rate: Learning rate of clients (at least 0).
         distillation_weight: Weight gamma of the distillation (at least 0).
         share: Parts that are averaged among trunks of one width, such as "prompts" (+P).
         temperature: Softmax temperature of the distillation (above 0).

@@ -53,7 +53,8 @@ RANGES: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("mass", "outer_step", "energies"), _FRACTION),
     **dict.fromkeys(("alpha", "beta", "mix", "momentum", "decay", "share"), _SHARE),
     **dict.fromkeys(
-        ("rate", "weight", "multiplier", "factor", "diversity", "margin", "offset"), _FACTOR
+        ("rate", "weight", "smoothing", "multiplier", "factor", "diversity", "margin", "offset"),
+        _FACTOR,
     ),
     **dict.fromkeys(("rank", "components", "experts", "groups", "size", "width"), check.count),
     **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
@@ -171,7 +172,8 @@ def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
     """Return keyword arguments and their defaults, without pieces that have a protocol as type."""
     options = inspect.signature(make).parameters.values()
     keywords = [option for option in options if option.kind is option.KEYWORD_ONLY]
-    return {one.name: one.default for one in keywords if not _is_piece(one.annotation)}
+    values = {one.name: one.default for one in keywords if not _is_piece(one.annotation)}
+    return {name: value for name, value in values.items() if not callable(value)}
 
 
 def _is_piece(kind: Any) -> bool:

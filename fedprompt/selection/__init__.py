@@ -28,6 +28,6 @@ def __getattr__(name: str) -> object:
     """Return `contingency_table`, which moved to the metrics."""
     if name != "contingency_table":
         raise AttributeError(f"module 'fedprompt.selection' has no attribute {name!r}")
-    text = "`selection.contingency_table` is `metrics.contingency_table` since 0.4."
+    text = "`selection.contingency_table` is `metrics.contingency_table` since 0.3."
     warnings.warn(text, FutureWarning, stacklevel=2)
     return sys.modules["fedprompt"].metrics.contingency_table

@@ -141,8 +141,8 @@ descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; 
 stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
 stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
 stepped(SGD, {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite and at
-stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an entry
-stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got an
+stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got a Weighted
+stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got a
 overwrite().step(torch.zeros(1), {'head': known(1.0)}, {}) \
 -> TypeError: `mean` must be a Weighted(value, weight); got
 update_by_name({}).init(torch.zeros(1)) -> TypeError: `previous` must map names to tensors; got a

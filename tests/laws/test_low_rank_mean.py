@@ -122,7 +122,7 @@ low_rank_mean(SENT, PAIRS, rank=0) -> ValueError: `rank` must be at least 1; got
 low_rank_mean([], PAIRS) -> ValueError: `payloads` must hold at least one payload; got none.
 low_rank_mean(SENT, {}) -> ValueError: `pairs` must hold at least one pair of names; got none.
 low_rank_mean(SENT[0], PAIRS) -> TypeError: `payloads` must be an iterable of payloads; got one
-low_rank_mean([B], PAIRS) -> TypeError: `payloads[0]` must map names to Weighted; got an entry
+low_rank_mean([B], PAIRS) -> TypeError: `payloads[0]` must map names to Weighted; got a W
 """
 
 

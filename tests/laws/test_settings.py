@@ -1,5 +1,6 @@
 """Laws of the fields of a setting, over the whole gallery: schedule, steps, autocast, ranges."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ PERSONALIZED_OTHERWISE = {"fedgh", "fedmgp", "fedpha", "perfedavg", "perfedavg_f
 """The server of FedGH trains a head; the others predict with the state {} in another way."""
 
 
-@pytest.mark.parametrize("changes", [{"schedule": lambda progress: 0.0}, {"steps": 0}], ids=str)
+@pytest.mark.parametrize("changes", [{"schedule": lambda now: 0.0}, {"steps": 0}], ids=" ".join)
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_no_client_moves_at_a_rate_of_0_or_without_steps(name, family, changes):
     if name == "dpfpl" and "steps" in changes:
@@ -58,12 +59,13 @@ def test_autocast_changes_a_loss_by_little_and_no_dtype_and_rounds_go_on(name, f
         losses[dtype].append(float(found.detach().sum()))
         return functions[each](loss, *rest, **options)
 
-    for each in functions:
-        call = lambda *all, each=each, **options: watched(each, *all, **options)  # noqa: E731
-        monkeypatch.setattr(torch.autograd, each, call)
     for dtype in losses:
         federation, method = made(name, family, autocast=dtype)
         whole = list(fp.run_rounds(method, federation.data, [[0, 1]] * 2))
+        with monkeypatch.context() as patched:  # all models are made and probed
+            for each in functions:
+                patched.setattr(torch.autograd, each, partial(watched, each))
+            next(fp.run_rounds(method, federation.data, [[0, 1]]))
     (again,) = fp.run_rounds(method, federation.data, [[0, 1]] * 2, start=whole[0])
     assert_same(tuple(again), tuple(whole[1]))
     packed(again, "round", tensors := {})

@@ -129,7 +129,7 @@ def test_a_foreign_injector_is_trained_in_a_loop_and_in_the_method():
 
 
 REFUSED = """
-fedhpl(SETTING, learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0
+fedhpl(SETTING, learning_rate=-1.0) -> ValueError: `learning_rate` must be at least 0; got -1.0
 fedhpl(SETTING, distillation_weight=nan) -> ValueError: `distillation_weight` must be finite; got
 fedhpl(SETTING, smoothing=-1.0) -> ValueError: `smoothing` must be at least 0; got -1.0
 fedhpl(SETTING, similarity=-1.0) -> ValueError: `similarity(8, 8)` must be at least 0; got -1.0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedprompt as fp
 import tiny_federations as tiny
 from fedprompt import methods
 from fedprompt.methods import METHODS, ClientData, Federation, Setting
@@ -82,13 +83,13 @@ def itself(model):
 
 @pytest.mark.parametrize("name", ["scaffold", "perfedavg"])
 def test_trained_parameters_that_have_no_gradient_stay_as_they_are(name):
-    def tune(model):
-        tuned, parameters = norms(model)
-        tuned.unused = torch.nn.Parameter(torch.ones(2))
-        return tuned, [*parameters, tuned.unused]
+    def prompts(trunk):
+        made = fp.DeepPrompts(2, trunk)
+        made.unused = torch.nn.Parameter(torch.ones(2))
+        return made
 
-    found = tiny.parameters(tiny.last(METHODS[name].make, tiny.vit_federation(tune=tune)), 0)
-    assert found.pop("tuned.unused").tolist() == [1, 1]
+    found = tiny.parameters(tiny.last(METHODS[name].make, tiny.vit_federation(prompts=prompts)), 0)
+    assert found.pop("prompts.unused").tolist() == [1, 1]
     assert all(value.isfinite().all() for value in found.values())
 
 

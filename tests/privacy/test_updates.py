@@ -360,7 +360,6 @@ clip_norm({}, max_norm=1.0) -> ValueError: `payload` must hold at least one name
 clip_norm({'a': torch.ones(2)}, max_norm=1.0) -> TypeError: `payload['a']` must be a
 clip_norm(payload_of(torch.nan), max_norm=1.0) -> ValueError: `payload['a'].value` must be finite
 clip_norm(payload_of(1.0, weight=-1.0), max_norm=1.0) -> ValueError: `payload['a'].weight` must be
-clip_norm(payload_of(1.0, 1.0, weight=[1.0] * 3), max_norm=1.0) -> ValueError: `payload['a'].weight`
 cap_weight({}, max_weight=3) -> ValueError: `payload` must hold at least one name; got none
 cap_weight(payload_of(torch.nan), max_weight=3) -> ValueError: `payload['a'].value` must be finite
 gaussian_noise({}, multiplier=1, sensitivity=1) -> ValueError: `payload` must hold at least one name

@@ -86,13 +86,10 @@ REFUSED = r"""
 {'a': ONE.to(torch.complex64)}, PLAIN -> TypeError: `message['a']` must have a dtype of F64, F32
 {'a': SPARSE}, PLAIN -> TypeError: `message['a']` must be a dense tensor
 {'a': META}, PLAIN -> TypeError: `message['a']` must be a dense tensor
-{'a': Weighted(SPARSE, torch.ones(2))}, PLAIN -> TypeError: `message['a'].value` must be a dense
-{'a': Weighted(torch.ones(2), SPARSE)}, PLAIN -> TypeError: `message['a'].weight` must be a dense
 {'a': Weighted(META, META)}, PLAIN -> TypeError: `message['a'].value` must be a dense tensor
 {'a': torch.tensor([1.0, torch.nan])}, PLAIN -> ValueError: `message['a']` must be finite; got 1
 {'a': Weighted(torch.tensor([torch.inf]), ONE)}, PLAIN -> ValueError: `message['a'].value` must be
 {'a': Weighted(ONE, -ONE)}, PLAIN -> ValueError: `message['a'].weight` must be finite and at least 0
-{'a': Weighted(ONE, torch.ones(3))}, PLAIN -> ValueError: `message['a'].weight` must have the
 SENT, {} -> TypeError: `header` must be a Header; got a dict of length 0
 SENT, Header({'a': 1}) -> TypeError: `header.fingerprint` must map strings to strings; got a dict
 SENT, Header(meta=[('a', 'b')]) -> TypeError: `header.meta` must map strings to strings; got a
