@@ -37,7 +37,7 @@ class Seal:
                 keys, parts = _content(part)
                 self._containers[id(part)] = part, keys, parts
                 pending.extend(parts)
-        self._marks = [*map(_mark, self._tensors)]
+        self._marks = _marks(self._tensors)
 
     def broken(self) -> str:
         """Describe the first write into the tree, or return an empty text."""
@@ -46,9 +46,9 @@ class Seal:
             if now != keys or not all(map(is_, others, parts)) or len(others) != len(parts):
                 kind = type(container).__name__
                 return f"another content of a {kind} with {keys[:3] if keys else len(parts)}"
-        if self._marks != [*map(_mark, self._tensors)]:
-            pairs = zip(self._tensors, self._marks, strict=True)
-            tensor = next(tensor for tensor, mark in pairs if mark != _mark(tensor))
+        if self._marks != (now := _marks(self._tensors)):
+            columns = zip(self._tensors, *self._marks, *now, strict=True)
+            tensor = next(tensor for tensor, *old, one, two in columns if old != [one, two])
             return f"a write into {self._name(tensor)}, a tensor of shape {tuple(tensor.shape)}"
         return ""
 
@@ -73,5 +73,6 @@ def _content(container: Any) -> tuple[list[Any], list[Any]]:
     return [*container], [*container.values()]
 
 
-def _mark(tensor: Tensor) -> tuple[int, bool]:
-    return tensor._version, tensor.requires_grad
+def _marks(tensors: list[Tensor]) -> tuple[list[int], list[bool]]:
+    """Return the version of each tensor, which PyTorch counts, and whether it needs a gradient."""
+    return [each._version for each in tensors], [each.requires_grad for each in tensors]

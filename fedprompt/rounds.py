@@ -21,7 +21,7 @@ from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.methods import check_takes_part, check_wrappers
 from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
-from fedprompt.wire.encode import slots
+from fedprompt.wire.encode import check_message
 from fedprompt.wire.gather import is_here, on_all_ranks
 
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
@@ -416,7 +416,7 @@ class _Engine(NamedTuple):
         check_seals(where, _PURE, seals)
         with check.named(where):
             if payload is not None:
-                slots("payload", payload)
+                check_message("payload", payload)
             _check_state(state)
         return payload, state
 

@@ -15,7 +15,7 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._float64 import wide_zeros, widened
 from fedprompt.aggregation._payloads import ByName, Statistic
-from fedprompt.aggregation._sums import RowSums, as_entry, is_alike
+from fedprompt.aggregation._sums import RowSums, as_entry, is_alike, layout_of
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
 
@@ -59,7 +59,7 @@ class _Pack:
     """Sums of entries of one dtype and device, one behind the other."""
 
     def __init__(self, entries: Mapping[str, Weighted]) -> None:
-        self.names = {name: RowSums(entry).like for name, entry in entries.items()}
+        self.names = {name: layout_of(entry) for name, entry in entries.items()}
         self.value, self.weight = map(wide_zeros, _flat(entries.values()))
         repeats = [
             value.shape[weight.ndim :].numel()
@@ -113,7 +113,8 @@ class _Pack:
 
 def _flat(entries: Iterable[Weighted]) -> Iterator[Tensor]:
     """Concatenate the values, and the weights, of some entries."""
-    return (torch.cat([part.flatten() for part in parts]) for parts in zip(*entries, strict=True))
+    for parts in zip(*entries, strict=True):
+        yield torch.cat([part if part.ndim == 1 else part.flatten() for part in parts])
 
 
 def _packs(entries: Mapping[str, Weighted]) -> Iterator[_Pack]:

@@ -138,7 +138,8 @@ def _at_once(
 ) -> dict[str, tuple[Tensor, State]]:
     """Step all names with one synchronization, or none if a number needs a closer look.
 
-    One sum is finite only if all numbers are. The root of a negative weight is NaN.
+    One sum is finite only if all numbers are: a mean that is not makes the new value or state so.
+    The root of a negative weight is NaN.
     """
     made, numbers, sent = {}, list[Tensor](), list[Tensor]()
     for name, (previous, mean, state) in before.items():
@@ -147,7 +148,7 @@ def _at_once(
             return {}
         with check.named(repr(name)):
             new, after = made[name] = rule.stepped(previous, mean, state)
-        numbers += [previous, mean.known, mean.weight.sqrt(), new, *_tensors(after).values()]
+        numbers += [previous, mean.weight.sqrt(), new, *_tensors(after).values()]
         sent.append(mean.weight.sum())
     if not sent or len({part.device for part in (*numbers, *sent)}) > 1:
         return {}

@@ -20,8 +20,7 @@ class RowSums:
     """
 
     def __init__(self, first: Weighted) -> None:
-        # Only the layout is kept: an expanded scalar takes no memory.
-        self.like = Weighted._make(tensor.new_empty(()).expand(tensor.shape) for tensor in first)
+        self.like = layout_of(first)
         self.value, self.weight = (WideSum(wide_zeros(tensor)) for tensor in first)
 
     def add(self, argument: str, entry: Weighted) -> None:
@@ -51,12 +50,17 @@ class RowSums:
         return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
 
 
+def layout_of(entry: Weighted) -> Weighted:
+    """Return an entry of this layout without numbers: an expanded scalar takes no memory."""
+    return Weighted._make(part.new_empty(()).expand(part.shape) for part in entry)
+
+
 def is_alike(entry: Weighted, first: Weighted) -> bool:
     """Whether an entry has the shapes, dtypes and devices of the first one."""
-    return all(
-        part.shape == like.shape and part.dtype == like.dtype and part.device == like.device
-        for part, like in zip(entry, first, strict=True)
-    )
+    (value, weight), (like, evidence) = entry, first
+    shapes = value.shape == like.shape and weight.shape == evidence.shape
+    kinds = value.dtype is like.dtype and weight.dtype is evidence.dtype
+    return shapes and kinds and value.device == like.device and weight.device == evidence.device
 
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:

@@ -86,27 +86,39 @@ class Slot(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def slots(argument: str, message: Message) -> dict[str, Slot]:
-    """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
+def check_message(argument: str, message: Message) -> None:
+    """Require a message that a blob can hold; numbers are not read. Errors name it `argument`."""
     check.names(argument, message, "map names to tensors or Weighted")
-    laid: dict[str, Slot] = {}
     for name, entry in message.items():
         if name == "__metadata__" or name.endswith((":value", ":weight")):
             rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
             raise check.wrong(argument, rule, repr(name))
         _check_unicode(argument, name)
+        place = f"{argument}[{name!r}]"
         if isinstance(entry, Weighted):
-            value, weight = nouns.layout(f"{argument}[{name!r}]", entry)
+            parts: tuple[Tensor, ...] = nouns.layout(place, entry)
+        else:
+            check.instance(place, entry, Tensor, "be a tensor or a Weighted")
+            check.strided(place, entry)
+            parts = (entry,)
+        for part in parts:
+            if part.dtype not in DTYPES:
+                rule = f"have a dtype of {', '.join(DTYPES.values())}"
+                raise check.wrong_type(place, rule, part.dtype)
+
+
+def slots(argument: str, message: Message) -> dict[str, Slot]:
+    """Lay out a message with all its rows, by the keys of the blob; errors name it `argument`."""
+    check_message(argument, message)
+    laid: dict[str, Slot] = {}
+    for name, entry in message.items():
+        if isinstance(entry, Weighted):
+            value, weight = entry
             rows = (weight.numel(), *value.shape[weight.ndim :])
             laid[f"{name}:value"] = Slot(value.dtype, rows)
             laid[f"{name}:weight"] = Slot(weight.dtype, tuple(weight.shape))
         else:
-            check.instance(f"{argument}[{name!r}]", entry, Tensor, "be a tensor or a Weighted")
-            check.strided(f"{argument}[{name!r}]", entry)
             laid[name] = Slot(entry.dtype, tuple(entry.shape))
-    if foreign := sorted(key for key, slot in laid.items() if slot.dtype not in DTYPES):
-        rule = f"have a dtype of {', '.join(DTYPES.values())}"
-        raise check.wrong_type(f"{argument}[{foreign[0]!r}]", rule, laid[foreign[0]].dtype)
     return laid
 
 
@@ -197,5 +209,5 @@ def _check_texts(argument: str, texts: object) -> None:
 
 
 def _check_unicode(argument: str, text: str) -> None:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise check.wrong(argument, "be text that UTF-8 can represent", repr(text)[:80])

@@ -6,9 +6,17 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import Header, check_header, digest_of, header_text, offsets, slots
+from fedprompt.wire._format import (
+    Header,
+    check_header,
+    check_message,
+    digest_of,
+    header_text,
+    offsets,
+    slots,
+)
 
-__all__ = ["encode_payload", "slots"]  # rounds check the form of a payload
+__all__ = ["check_message", "encode_payload"]  # rounds check the form of a payload
 
 
 def encode_payload(message: Message, *, header: Header) -> bytes:
