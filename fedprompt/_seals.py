@@ -46,8 +46,8 @@ class Seal:
             if now != keys or not all(map(is_, others, parts)) or len(others) != len(parts):
                 kind = type(container).__name__
                 return f"another content of a {kind} with {keys[:3] if keys else len(parts)}"
-        if self._marks != (now := _marks(self._tensors)):
-            columns = zip(self._tensors, *self._marks, *now, strict=True)
+        if self._marks != (marks := _marks(self._tensors)):
+            columns = zip(self._tensors, *self._marks, *marks, strict=True)
             tensor = next(tensor for tensor, *old, one, two in columns if old != [one, two])
             return f"a write into {self._name(tensor)}, a tensor of shape {tuple(tensor.shape)}"
         return ""
