@@ -28,8 +28,8 @@ from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.low_rank import low_rank_mean
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import descend, fedadam, fedopt, fedyogi
-from fedprompt.aggregation.personal import averaging_server, distances, mixtures
-from fedprompt.aggregation.server import ema, overwrite
+from fedprompt.aggregation.personal import distances, mixtures
+from fedprompt.aggregation.servers import averaging_server, ema, overwrite
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.trunk import vit_trunk
