@@ -67,10 +67,13 @@ nitpick_ignore_regex = [
         "py:class",
         r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\._?(Model|Client)",
     ),
-    ("py:class", r"fedprompt\.messages\.(parts\._?Entry|describe\.Report)"),
+    ("py:class", r"fedprompt\.messages\.(parts\._?Entry|describe\.Description)"),
     ("py:class", r"fedprompt\.methods\.(setting\._Module|registry\._Make)"),
     # Of the settings, without an entry of their own:
-    ("py:class", r"fedprompt\.methods\.setting\.(Inputs|Prompted(Classifier|Model))"),
+    (
+        "py:class",
+        r"fedprompt\.methods\.(setting\.Inputs|models\.Prompted(Classifier|Model))",
+    ),
 ]
 
 # Public spellings of types, by their full Python names.

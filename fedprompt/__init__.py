@@ -28,13 +28,13 @@ from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.low_rank import low_rank_mean
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import descend, fedadam, fedopt, fedyogi
-from fedprompt.aggregation.personal import averaging_server, distances, mixtures
-from fedprompt.aggregation.server import ema, overwrite
+from fedprompt.aggregation.personal import distances, mixtures
+from fedprompt.aggregation.servers import averaging_server, ema, overwrite
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
-from fedprompt.backbones.images.trunk import vit_trunk
+from fedprompt.backbones.images.vit import vit_trunk
+from fedprompt.backbones.text.templates import zero_shot_classifier
 from fedprompt.backbones.text.tower import TextTower
-from fedprompt.backbones.text.zero_shot import zero_shot_classifier
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
@@ -48,8 +48,8 @@ from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.parts import named, part
 from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text
-from fedprompt.prompts.encode import encode_from, encode_front, encode_prompted
-from fedprompt.prompts.low_rank import LowRankContext
+from fedprompt.prompts.forward import encode_from, encode_front, encode_prompted
+from fedprompt.prompts.low_rank_context import LowRankContext
 from fedprompt.prompts.padding import PadPrompts
 from fedprompt.prompts.start import initialize_at, mean_patch_tokens
 from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, ShallowPrompts

@@ -2,6 +2,8 @@
 
 import sys
 import warnings
+from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
 from operator import attrgetter
 
@@ -55,3 +57,25 @@ def find(name: str) -> object:
     if name in _CHANGED:
         raise AttributeError(f"`fedprompt.{name}` is `fedprompt.{_CHANGED[name]}` now.")
     raise AttributeError(f"module 'fedprompt' has no attribute {name!r}")
+
+
+def moved(module: str, **places: str) -> Callable[[str], object]:
+    """Make the `__getattr__` of a module, for names that are in other modules of its package now.
+
+    Args:
+        module: Name of the module.
+        places: Names, separated by spaces, by the module that has them now.
+    """
+    package = module.rpartition(".")[0]
+    homes = {
+        name: f"{package}.{home}" for home, listed in places.items() for name in listed.split()
+    }
+
+    def find(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        text = f"`{module}.{name}` is `{homes[name]}.{name}` since 0.3."
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return getattr(import_module(homes[name]), name)
+
+    return find

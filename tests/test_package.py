@@ -106,6 +106,11 @@ def test_the_version_is_the_installed_one_and_classifiers_name_the_pythons_of_th
     assert named == sorted(set(re.findall(r'"(3\.\d+)"', workflow)))
 
 
+def test_a_file_name_is_used_once():
+    names = sorted(path.name for path in SOURCES if path.name != "__init__.py")
+    assert [name for name in set(names) if names.count(name) > 1] == []
+
+
 def functions(path: Path) -> list[tuple[str, int]]:
     """Return the name and the number of lines of every function.
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d, local
+from fedprompt.methods.models import PromptedClassifier, Tune
 from fedprompt.methods.pfedmoap import Mixture
-from fedprompt.methods.setting import ClientData, PromptedClassifier, Tune, averaged, take_step
+from fedprompt.methods.setting import ClientData
+from fedprompt.methods.steps import averaged, take_step
 
 
 def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch.nn as nn
 
 from fedprompt.methods import VitSetting
-from fedprompt.methods.setting import PromptedModel
+from fedprompt.methods.models import PromptedModel
 
 
 @dataclass(kw_only=True)

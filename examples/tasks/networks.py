@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
-from fedprompt.methods.setting import PromptedModel, Tune
+from fedprompt.methods.models import PromptedModel, Tune
 
 
 def as_inputs(positions: Tensor) -> Tensor:

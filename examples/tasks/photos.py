@@ -22,7 +22,7 @@ import fedprompt as fp
 import photographs
 from build_samples.build import new_model
 from fedprompt.interfaces import ResumableTrunk
-from fedprompt.methods.setting import PromptedModel
+from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
 from tasks.core import (

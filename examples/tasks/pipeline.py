@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedprompt.interfaces import TrainableTrunk
-from fedprompt.methods.setting import tuned_trunk
+from fedprompt.methods.models import tuned_trunk
 
 
 class Preparation(nn.Module):

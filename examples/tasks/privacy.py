@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt import samples
 from fedprompt.methods import Setting, VitSetting
-from fedprompt.methods.setting import averaged
+from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from tasks import digits
 from tasks.ablations import sides, trial

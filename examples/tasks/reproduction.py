@@ -14,7 +14,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
-from fedprompt.methods.setting import PromptedModel
+from fedprompt.methods.models import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.clusters import cluster_accuracy

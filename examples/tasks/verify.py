@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.setting import take_step
+from fedprompt.methods.steps import take_step
 from tasks import figures, papers, ranks, reproduction
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.core import Machine, Row, TaskError, Trial

@@ -12,7 +12,7 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.aggregation._rules import TensorUpdate, init_by_name, step_by_name
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.server import overwrite
+from fedprompt.aggregation.servers import overwrite
 from fedprompt.interfaces import Aggregator, Payload, ServerUpdate, State, Weighted
 
 _Rule = TypeVar("_Rule")

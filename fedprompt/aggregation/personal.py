@@ -1,6 +1,6 @@
-"""Answers for each client: mixtures of payloads, distances between them, and a server."""
+"""Answers for each client: mixtures of payloads, and distances between payloads."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -12,9 +12,7 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation._vectors import alike, vectors
-from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.server import overwrite
-from fedprompt.interfaces import Payload, Server, ServerUpdate, State, Weighted
+from fedprompt.interfaces import Payload, Weighted
 
 _LARGEST_FACTOR = 1e18
 
@@ -115,63 +113,6 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
     wide = torch.stack([_lengths(halves - half) for half in halves])
     near = (2 * wide).clamp(max=torch.finfo(dtype).max)
     return torch.where(compared, near, torch.inf).to(dtype).to(first[0].device)
-
-
-def averaging_server(
-    values: Mapping[str, Tensor], update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None
-) -> Server:
-    """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
-
-    Args:
-        values: First broadcast; the server keeps detached copies.
-        update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
-            takes the mean.
-
-    Returns:
-        A server. Its state contains the `values` and the state of the `update`. It receives values,
-        and with :func:`descend` changes (``server.changes``).
-
-    Example:
-        >>> from fedprompt import ema
-        >>> server = averaging_server({"head": torch.tensor(0.0)}, ema(decay=0.5))
-        >>> payload = {"head": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
-        >>> state = server.step(0, {3: payload}, server.state)
-        >>> server.answer(1, state)
-        {'head': tensor(2.)}
-    """
-    check.tensors("values", values, at_least=0)
-    rule = overwrite() if update is None else update
-    check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
-    first = {name: value.detach().clone() for name, value in values.items()}
-
-    def answer(client: int, state: State) -> Any:
-        _check_state(state)
-        return state["values"]
-
-    def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
-        check.count("server_round", server_round, at_least=0)
-        _check_payloads(payloads)
-        _check_state(state)
-        check.tensors("state['values']", state["values"], at_least=0)
-        mean = weighted_mean(payloads.values())
-        values, memory = rule.step(state["values"], mean, state["update"])
-        return {"values": values, "update": memory}
-
-    changes = getattr(rule, "changes", None)  # of your own rule, it is not known
-    return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
-
-
-def _check_payloads(payloads: Any) -> None:
-    check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
-    check.some("payloads", payloads, "hold at least one payload")
-    for client, payload in payloads.items():
-        check.count("id in `payloads`", client, at_least=0)
-        nouns.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
-
-
-def _check_state(state: object) -> None:
-    if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
-        raise check.wrong("state", "come from the server or its last step", check.kind(state))
 
 
 def _checked_weights(weights: Any) -> list[list[float]]:

@@ -3,7 +3,7 @@
 from fedprompt.guidance.derivatives import central_difference, double_backward, forward_mode
 from fedprompt.guidance.gradient import guide_gradient
 from fedprompt.guidance.loss import guided_loss
-from fedprompt.guidance.updates import optimizer_update
+from fedprompt.guidance.trial_step import optimizer_update
 
 __all__ = [
     "central_difference",

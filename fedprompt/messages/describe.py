@@ -8,10 +8,10 @@ import fedprompt._refusals as check
 from fedprompt.interfaces import Message, TextEncoder, Trunk, Weighted
 from fedprompt.messages.payload import num_bytes
 
-__all__ = ["Report", "describe"]
+__all__ = ["Description", "describe"]
 
 
-class Report(NamedTuple):
+class Description(NamedTuple):
     """Numbers of parameters, and bytes of a client in a round; ``print`` shows one line.
 
     Attributes:
@@ -36,7 +36,7 @@ class Report(NamedTuple):
 
 def describe(
     model: nn.Module, message: Message, *, trunk: nn.Module | Trunk | TextEncoder | None = None
-) -> Report:
+) -> Description:
     """Count the trained, frozen and sent parameters, and the bytes that a client sends in a round.
 
     Parameters that `model` and `trunk` share count once.
@@ -68,7 +68,7 @@ def describe(
     size = num_bytes(message)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     frozen = sum(parameter.numel() for parameter in parameters if not parameter.requires_grad)
-    return Report(trained, frozen, sum(map(_sent, message.values())), size)
+    return Description(trained, frozen, sum(map(_sent, message.values())), size)
 
 
 def _sent(entry: Any) -> int:

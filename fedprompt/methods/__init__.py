@@ -56,6 +56,7 @@ from fedprompt.methods.head import head_tuning as head_tuning
 from fedprompt.methods.kgcoop import kgcoop as kgcoop
 from fedprompt.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from fedprompt.methods.local import local as local
+from fedprompt.methods.models import ClipSetting, VitSetting
 from fedprompt.methods.perfedavg import perfedavg as perfedavg
 from fedprompt.methods.perfedavg import perfedavg_first_order as perfedavg_first_order
 from fedprompt.methods.pfedme import pfedme as pfedme
@@ -73,8 +74,9 @@ from fedprompt.methods.promptfolio import promptfolio as promptfolio
 from fedprompt.methods.promptsrc import promptsrc as promptsrc
 from fedprompt.methods.registry import METHODS, Entry, register
 from fedprompt.methods.scaffold import scaffold as scaffold
-from fedprompt.methods.setting import ClientData, ClipSetting, Federation, Setting, VitSetting
+from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
+from fedprompt.methods.steps import averaged, fedavg_client, take_step
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [
@@ -88,9 +90,12 @@ __all__ = [
     "Setting",
     "VitSetting",
     "Audit",
+    "averaged",
     "check_messages",
     "counted_passes",
     "evaluate",
+    "fedavg_client",
     "register",
+    "take_step",
     *METHODS,
 ]

@@ -20,8 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 class _ConditionalText(ClipModel):

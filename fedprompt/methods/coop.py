@@ -13,8 +13,9 @@ Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, take_step
+from fedprompt.methods.steps import take_step
 
 
 @register("CoOp (local)", **PERSONALIZED_CLIP, search=LEARNING_RATE)

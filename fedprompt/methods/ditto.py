@@ -18,8 +18,9 @@ Compared: litian96/ditto 26d9b29, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("Ditto", **PERSONALIZED, search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0)})

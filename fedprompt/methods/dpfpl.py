@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier
 
 
 def _factors(private: Tensor, rank: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:

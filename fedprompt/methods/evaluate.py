@@ -23,7 +23,8 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned, take_step
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned
+from fedprompt.methods.steps import take_step
 from fedprompt.rounds import refuse_autocast
 from fedprompt.wire.gather import is_here, on_all_ranks
 

@@ -15,11 +15,18 @@ Compared: TsingZ0/PFLlib d832e76 and equations of the paper, with the deviations
 largest difference 8e-17 (2026-11).
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import VitSetting, attentive_server, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(
@@ -50,3 +57,43 @@ def fedamp(
 
     server = attentive_server(setting.clients, first, temperature)
     return averaged(model, train, server=server)
+
+
+def attentive_server(
+    clients: Sequence[int], first: fp.interfaces.Payload, temperature: float
+) -> fp.Server:
+    """Make the server of FedAMP, which mixes the last payloads of all clients.
+
+    Args:
+        clients: Ids of the clients.
+        first: Payload of a client that has not sent any.
+        temperature: Squared distance at which the weight of another client falls to 1/e.
+    """
+    clients = sorted(clients)
+
+    def answer(client: int, state: fp.interfaces.State) -> Any:
+        row = clients.index(client) if client in clients else -1
+        return fp.mixtures(models(state["latest"]), state["attention"][row, None])[0]
+
+    def step(server_round: int, payloads: Mapping[int, Any], state: fp.interfaces.State) -> Any:
+        latest = state["latest"] | {str(client): sent for client, sent in payloads.items()}
+        return {"latest": latest, "attention": rows(latest)}
+
+    def models(latest: Mapping[str, Any]) -> list[Any]:
+        return [*(latest.get(str(client), first) for client in clients), first]  # last: a newcomer
+
+    def rows(latest: Mapping[str, Any]) -> Float[Tensor, "rows clients"]:
+        distances = fp.distances(models(latest))
+        of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
+        return torch.cat([of_clients, attention(distances, temperature)[-1:]])
+
+    return fp.Server({"latest": {}, "attention": rows({})}, answer, step, changes=False)
+
+
+def attention(
+    distances: Float[Tensor, "clients clients"], temperature: float
+) -> Float[Tensor, "clients clients"]:
+    """Weigh the models of other clients by their nearness, and the client's own by the rest."""
+    others = torch.exp(-distances.square() / temperature) / len(distances)
+    others.fill_diagonal_(0)
+    return others + torch.diag(1 - others.sum(1))

@@ -24,8 +24,9 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Adaptive(ClipModel):

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Attended(nn.Module):

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.methods.steps import take_step
 
 
 def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:

@@ -21,8 +21,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, broadcast, take_step
+from fedprompt.methods.steps import averaged, broadcast, take_step
 
 
 def _with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, adam_steps, take_step
+from fedprompt.methods.steps import adam_steps, take_step
 
 
 class _FeatureGenerator(nn.Sequential):

@@ -20,8 +20,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
-from fedprompt.methods.setting import VitSetting, broadcast, known_rows, prototypes, take_step
+from fedprompt.methods.steps import broadcast, known_rows, prototypes, take_step
 
 
 def _train_head(

@@ -16,8 +16,9 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 """
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, broadcast, take_step
+from fedprompt.methods.steps import broadcast, take_step
 
 
 @register("FedHe", **DIFFERENT_MODELS, search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)})

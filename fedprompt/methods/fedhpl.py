@@ -32,8 +32,10 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload, PromptInjector, Trunk
+from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, PromptedModel, VitSetting, take_step
+from fedprompt.methods.setting import ClientData
+from fedprompt.methods.steps import take_step
 
 _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 

@@ -29,8 +29,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
-from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.methods.steps import take_step
 
 
 def _compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weighted]:

@@ -33,8 +33,10 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.guidance import forward_mode, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
+from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import Batch, ClientData, PromptedModel, VitSetting, take_step
+from fedprompt.methods.setting import Batch, ClientData
+from fedprompt.methods.steps import take_step
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 

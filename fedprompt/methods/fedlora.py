@@ -17,8 +17,9 @@ above, float64, largest difference 2.2e-16 (2026-11).
 from functools import partial
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 @register("FedLoRA", families=("one model",), search=LEARNING_RATE)

@@ -14,14 +14,36 @@ Compared: muzairkhattak/multimodal-prompt-learning 69bce21, with the deviations 
 largest difference 1.0e-14 (2026-11).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.nn as nn
+from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
+
+
+class LayeredClip(ClipModel):
+    """Both towers of a frozen CLIP, for prompts of each layer that replace the previous ones."""
+
+    def __init__(self, setting: ClipSetting) -> None:
+        super().__init__(setting)
+        self.setting = setting
+        self.trunk = fp.vit_trunk(setting.clip.visual)
+
+    def encode(
+        self, images: Tensor, visual: Mapping[int, Tensor], text: Mapping[int, Tensor]
+    ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "classes dim"]]:
+        """Encode images and class names with prompts by layer."""
+        visual = {**visual, 0: self.setting.clip.visual.ln_pre(visual[0])}
+        image = fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
+        first = fp.prompted_text(text[0][None], self.names)
+        later = {layer: tokens for layer, tokens in text.items() if layer > 0}
+        return image, self.tower(first, fp.PromptStream(later, replace=True))[0]
 
 
 class _Coupled(LayeredClip):

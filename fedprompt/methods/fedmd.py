@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, broadcast, take_step
+from fedprompt.methods.steps import broadcast, take_step
 
 
 @register(

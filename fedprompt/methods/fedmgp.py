@@ -27,8 +27,9 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, broadcast, take_step
+from fedprompt.methods.steps import broadcast, take_step
 
 
 class _Groups(ClipModel):

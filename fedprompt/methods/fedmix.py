@@ -30,8 +30,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData, VitSetting, take_step
+from fedprompt.methods.setting import ClientData
+from fedprompt.methods.steps import take_step
 
 
 def _mixed_loss(

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 _RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
 

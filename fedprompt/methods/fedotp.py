@@ -27,8 +27,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 

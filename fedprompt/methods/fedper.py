@@ -13,8 +13,9 @@ Compared: equations of the paper, float64, largest difference 7e-17 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("FedPer", **PERSONALIZED, search=LEARNING_RATE)

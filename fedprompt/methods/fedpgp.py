@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Personalized(ClipModel):

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, adapted, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 def _on_minor_directions(private: Tensor, shared: Tensor, minor_share: float) -> Tensor:

@@ -18,9 +18,15 @@ Compared: yuetan031/FedProto 97e42e2 and Equation 6 of the paper, with the devia
 float64, largest difference 3e-16 (2026-11).
 """
 
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
 import fedprompt as fp
+from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import NearestPrototype, VitSetting, prototypes, take_step
+from fedprompt.methods.steps import prototypes, take_step
 
 
 @register("FedProto", **DIFFERENT_MODELS, search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)})
@@ -55,3 +61,22 @@ def fedproto(
 
     server = fp.Server({"latest": {}, "mean": unknown}, answer, step)
     return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})
+
+
+class NearestPrototype(nn.Module):
+    """Classify by the nearest prototype: logits are negative Euclidean distances.
+
+    Args:
+        model: Model of the features.
+        prototypes: Prototype of each class. Classes of weight 0 are never predicted.
+    """
+
+    def __init__(self, model: PromptedModel, prototypes: fp.Weighted) -> None:
+        super().__init__()
+        self.model = model
+        self.prototypes = prototypes
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Classify images."""
+        distances = torch.cdist(self.model.features(images), self.prototypes.value)
+        return (-distances).masked_fill(self.prototypes.weight == 0, -1e4)

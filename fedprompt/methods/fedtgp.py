@@ -23,15 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.fedproto import NearestPrototype
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import (
-    NearestPrototype,
-    VitSetting,
-    adam_steps,
-    known_rows,
-    prototypes,
-    take_step,
-)
+from fedprompt.methods.steps import adam_steps, known_rows, prototypes, take_step
 
 
 def _new_network(classes: int, dim: int) -> nn.Sequential:

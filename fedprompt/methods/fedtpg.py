@@ -25,8 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Network(nn.Module):

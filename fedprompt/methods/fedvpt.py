@@ -13,8 +13,9 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 """
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 @register("FedVPT", families=("one model",), search=LEARNING_RATE)

@@ -18,8 +18,9 @@ authors was not available, with the deviations above, float64, largest differenc
 import torch.nn as nn
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 def _only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:

@@ -13,8 +13,9 @@ Compared: its definition, since it has no other source, float64, largest differe
 import copy
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 @register("Full tuning", families=("one model",), search={"learning_rate": (1e-4, 1e-2)})

@@ -10,8 +10,9 @@ Compared: its definition, since it has no paper, float64, largest difference 1.1
 """
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 @register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})

@@ -17,8 +17,9 @@ Compared: htyao89/KgCoOp c43ccc3, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(

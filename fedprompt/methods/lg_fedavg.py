@@ -17,8 +17,9 @@ float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("LG-FedAvg", **DIFFERENT_MODELS, search=LEARNING_RATE)

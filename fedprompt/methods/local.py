@@ -13,8 +13,9 @@ Compared: its definition, since it has no paper, float64, largest difference 1.1
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.methods.steps import take_step
 
 
 @register(

@@ -25,8 +25,10 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
+from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import Batch, PromptedModel, VitSetting, averaged, take_step
+from fedprompt.methods.setting import Batch
+from fedprompt.methods.steps import averaged, take_step
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 

@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(

@@ -26,8 +26,9 @@ from einops import einsum
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 __all__ = ["Mixture", "pfedmoap"]
 

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Bordered(nn.Module):

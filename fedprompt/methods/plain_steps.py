@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (3e-2, 3.0)})

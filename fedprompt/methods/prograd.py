@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged
+from fedprompt.methods.steps import averaged
 
 
 @register("ProGrad (averaged)", families=("CLIP",), search=LEARNING_RATE)

@@ -12,8 +12,9 @@ largest difference 3e-15 (2026-11).
 """
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged, fedavg_client
+from fedprompt.methods.steps import averaged, fedavg_client
 
 
 @register("PromptFL", families=("CLIP",), search=LEARNING_RATE)

@@ -19,8 +19,10 @@ largest difference 6.4e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.fedamp import attentive_server
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, attentive_server, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(

@@ -20,8 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, PromptedClassifier, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Halves(nn.Module):

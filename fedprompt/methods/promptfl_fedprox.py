@@ -14,8 +14,9 @@ Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(

@@ -17,8 +17,9 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipSetting, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("PromptFL + fine-tuning", **PERSONALIZED_CLIP, search=LEARNING_RATE)

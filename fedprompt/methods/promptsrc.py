@@ -26,8 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.methods.fedmaple import LayeredClip
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import ClipSetting, LayeredClip, averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Regulated(LayeredClip):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import VitSetting
 
 
 def _control_changes(moved: Payload, c: Mapping[str, Tensor], length: float) -> Payload:

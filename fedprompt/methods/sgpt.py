@@ -36,8 +36,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Selection
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.methods.steps import take_step
 from fedprompt.selection import select_nearest
 
 

@@ -14,8 +14,8 @@ Compared: its definition, float64, largest difference 6.9e-15 (2026-11).
 from functools import partial
 
 import fedprompt as fp
+from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import register
-from fedprompt.methods.setting import ClipSetting
 
 
 @register("Zero-shot CLIP", families=("CLIP",))

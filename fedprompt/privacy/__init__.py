@@ -1,9 +1,9 @@
 """Differential privacy: per-sample gradients, clipping, noise, and sums for secure aggregation."""
 
+from fedprompt.privacy.clipping import cap_weight, clip_norm, gaussian_noise
+from fedprompt.privacy.dp_sgd import clipped_sum, noisy_mean, per_sample, poisson_batch
 from fedprompt.privacy.independence import check_independence
-from fedprompt.privacy.samples import clipped_sum, noisy_mean, per_sample, poisson_batch
 from fedprompt.privacy.sums import from_sum, to_summable
-from fedprompt.privacy.updates import cap_weight, clip_norm, gaussian_noise
 
 __all__ = [
     "cap_weight",

@@ -11,7 +11,7 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.interfaces import ClassNames, PromptedText
-from fedprompt.prompts._arguments import normal_values
+from fedprompt.prompts._streams import normal_values
 
 
 class ContextPrompts(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.interfaces import Trunk, Weighted
-from fedprompt.prompts._arguments import checked_depth, vpt_uniform
+from fedprompt.prompts._streams import checked_depth, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 
 

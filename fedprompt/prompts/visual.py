@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt.interfaces import PromptStream, Trunk
-from fedprompt.prompts._arguments import vpt_uniform
+from fedprompt.prompts._streams import vpt_uniform
 
 _DEFAULT_PATCH_SIZE = 16
 

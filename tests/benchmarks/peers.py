@@ -84,7 +84,7 @@ def pfl(rounds: int, out: Path) -> None:
 
     import fedprompt as fp
     import task
-    from fedprompt.methods.setting import PromptedModel
+    from fedprompt.methods.models import PromptedModel
 
     _, federation, *_ = task.load(configuration(rounds, out))
     setting = federation.setting

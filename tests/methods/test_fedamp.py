@@ -5,9 +5,8 @@ import math
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.fedamp import fedamp
+from fedprompt.methods.fedamp import attention, fedamp
 from fedprompt.methods.local import local
-from fedprompt.methods.setting import attention
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 

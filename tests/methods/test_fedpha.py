@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedpha import _alignment, _on_minor_directions, _private_context, fedpha
-from fedprompt.methods.setting import PromptedClassifier
+from fedprompt.methods.models import PromptedClassifier
 from tiny_federations import clip_federation, descend, last
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.coop import coop
+from fedprompt.methods.fedamp import attention
 from fedprompt.methods.promptfl_fedamp import promptfl_fedamp
-from fedprompt.methods.setting import attention
 from tiny_federations import clip_federation, descend, last, parameters
 
 

@@ -8,7 +8,7 @@ import fedprompt as fp
 import tiny_federations as tiny
 from fedprompt import methods
 from fedprompt.methods import METHODS, ClientData, Federation, Setting
-from fedprompt.methods.setting import tuned_trunk
+from fedprompt.methods.models import tuned_trunk
 from fedprompt.tuning import norms
 from refusals import check_refused, refusals
 

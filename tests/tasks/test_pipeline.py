@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 import fedprompt as fp
-from fedprompt.methods.setting import tuned_trunk
+from fedprompt.methods.models import tuned_trunk
 from tasks.pipeline import Preparation, flipped, prepared_trunk
 
 MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}

@@ -14,7 +14,7 @@ from fedprompt.backbones._models import listed
 from fedprompt.backbones._probe import HALF, watched
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
 from fedprompt.interfaces import PromptStream, Trunk
-from fedprompt.prompts.encode import encode_front
+from fedprompt.prompts.forward import encode_front
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}

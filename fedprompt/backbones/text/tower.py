@@ -17,8 +17,8 @@ from fedprompt.backbones._models import check_frozen, check_unadapted, inside, l
 from fedprompt.backbones._probe import Probe, has_weights, restored_on_error
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
-from fedprompt.backbones.text._open_clip import OpenClipText
-from fedprompt.backbones.text._transformers import HuggingText, padded_ids
+from fedprompt.backbones.text._open_clip_text import OpenClipText
+from fedprompt.backbones.text._transformers_text import HuggingText, padded_ids
 from fedprompt.backbones.text._vocabulary import Vocabulary, padded
 from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream

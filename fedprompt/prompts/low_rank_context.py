@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.prompts._arguments import normal_values
+from fedprompt.prompts._streams import normal_values
 
 
 class LowRankContext(nn.Module):

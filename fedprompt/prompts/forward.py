@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
-from fedprompt.prompts import _arguments
+from fedprompt.prompts import _streams
 
 _Size = int | tuple[int, int]
 _Streams = Sequence[PromptStream]
@@ -65,9 +65,9 @@ def encode_prompted(
         >>> encoded.pooled.shape, encoded.streams[0].shape, encoded.patches.shape
         (torch.Size([5, 8]), torch.Size([5, 3, 8]), torch.Size([5, 16, 8]))
     """
-    depth = _arguments.checked_depth(trunk, depth)
-    _arguments.check_streams(streams, trunk, depth)
-    _arguments.check_dtype(dtype)
+    depth = _streams.checked_depth(trunk, depth)
+    _streams.check_streams(streams, trunk, depth)
+    _streams.check_dtype(dtype)
     return _encoded(trunk, range(depth), _embedded(trunk, images, streams), streams, dtype)
 
 
@@ -114,10 +114,10 @@ def encode_from(
         >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
         True
     """
-    depth = _arguments.checked_depth(trunk, depth)
+    depth = _streams.checked_depth(trunk, depth)
     check.count("start", start, at_most=depth - 1, of="the last block that runs")
-    _arguments.check_streams(streams, trunk, depth)
-    _arguments.check_dtype(dtype)
+    _streams.check_streams(streams, trunk, depth)
+    _streams.check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)
     return _encoded(trunk, range(start, depth), resumed, streams, dtype)
 
@@ -153,9 +153,9 @@ def encode_front(
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
     """
-    depth = _arguments.checked_depth(trunk, None)
+    depth = _streams.checked_depth(trunk, None)
     check.count("start", start, at_most=depth, of="the number of the trunk's blocks")
-    _arguments.check_streams(streams, trunk, depth)
+    _streams.check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]
 
@@ -178,7 +178,7 @@ def _embedded(trunk: Trunk, images: Tensor, streams: _Streams) -> _Begun:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
     check.images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
-    _arguments.check_fit(streams, tokens)
+    _streams.check_fit(streams, tokens)
     return tokens, [0 for _ in streams], context
 
 
@@ -203,7 +203,7 @@ def _resumed(
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)
     prefix, _, rest = _split(plain, trunk.prefix, [])
     tokens = torch.cat([prefix, *(span.to(plain.dtype) for span in spans), rest], 1)
-    _arguments.check_fit(streams, tokens)
+    _streams.check_fit(streams, tokens)
     return tokens, lengths, context
 
 

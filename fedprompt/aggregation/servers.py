@@ -1,0 +1,140 @@
+"""Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fedprompt._nouns as nouns
+import fedprompt._refusals as check
+from fedprompt._float64 import rounded, widened
+from fedprompt.aggregation._rules import RowRule, check_state
+from fedprompt.aggregation.means import weighted_mean
+from fedprompt.interfaces import Payload, Server, ServerRule, ServerUpdate, State
+
+
+def overwrite() -> ServerRule:
+    """Replace values by their mean (FedAvg).
+
+    Rows of total weight 0 keep their previous value exactly.
+
+    Returns:
+        A :class:`ServerRule` with an empty state. Like every server update, it takes a tensor and
+        an entry, or a dict of tensors and a payload. If a name is missing from the payload, its
+        value does not change.
+
+    Example:
+        >>> server = overwrite()
+        >>> values = {"head": torch.tensor([1.0, 2.0]), "keys": torch.tensor([3.0])}
+        >>> mean = {"head": Weighted(torch.tensor([5.0, 0.0]), torch.tensor([3.0, 0.0]))}
+        >>> server.step(values, mean, server.init(values))[0]
+        {'head': tensor([5., 2.]), 'keys': tensor([3.])}
+
+        The same with one tensor:
+
+        >>> server.step(values["head"], mean["head"], server.init(values["head"]))[0]
+        tensor([5., 2.])
+    """
+    return _Blend(decay=0.0)
+
+
+def ema(*, decay: float) -> ServerRule:
+    r"""Move values towards their mean, as an exponential moving average over rounds.
+
+    .. math:: v \leftarrow \text{decay} \cdot v + (1 - \text{decay}) \cdot \bar v
+
+    Rows of total weight 0 keep their previous value exactly.
+
+    Args:
+        decay: Weight of the previous value (in [0, 1]). With 0, this is :func:`overwrite`. With 1,
+            values never change. SGPT uses 0.5 for keys and group prompts.
+
+    Returns:
+        A :class:`ServerRule` for a tensor or a dict of tensors. Its state is empty.
+
+    Example:
+        >>> update = ema(decay=0.5)
+        >>> value = torch.tensor([2.0])
+        >>> mean = Weighted(torch.tensor([4.0]), torch.tensor(1.0))
+        >>> update.step(value, mean, update.init(value))[0]
+        tensor([3.])
+
+    References:
+        Deng et al., "Unlocking the Potential of Prompt-Tuning in Bridging Generalized and
+        Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 7.
+    """
+    check.number("decay", decay, at_least=0, at_most=1)
+    return _Blend(decay)
+
+
+def averaging_server(
+    values: Mapping[str, Tensor], update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None
+) -> Server:
+    """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
+
+    Args:
+        values: First broadcast; the server keeps detached copies.
+        update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
+            takes the mean.
+
+    Returns:
+        A server. Its state contains the `values` and the state of the `update`. It receives values,
+        and with :func:`descend` changes (``server.changes``).
+
+    Example:
+        >>> from fedprompt import ema
+        >>> server = averaging_server({"head": torch.tensor(0.0)}, ema(decay=0.5))
+        >>> payload = {"head": Weighted(torch.tensor(4.0), torch.tensor(1.0))}
+        >>> state = server.step(0, {3: payload}, server.state)
+        >>> server.answer(1, state)
+        {'head': tensor(2.)}
+    """
+    check.tensors("values", values, at_least=0)
+    rule = overwrite() if update is None else update
+    check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
+    first = {name: value.detach().clone() for name, value in values.items()}
+
+    def answer(client: int, state: State) -> Any:
+        _check_state(state)
+        return state["values"]
+
+    def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
+        check.count("server_round", server_round, at_least=0)
+        _check_payloads(payloads)
+        _check_state(state)
+        check.tensors("state['values']", state["values"], at_least=0)
+        mean = weighted_mean(payloads.values())
+        values, memory = rule.step(state["values"], mean, state["update"])
+        return {"values": values, "update": memory}
+
+    changes = getattr(rule, "changes", None)  # of your own rule, it is not known
+    return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
+
+
+def _check_payloads(payloads: Any) -> None:
+    check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
+    check.some("payloads", payloads, "hold at least one payload")
+    for client, payload in payloads.items():
+        check.count("id in `payloads`", client, at_least=0)
+        nouns.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
+        raise check.wrong("state", "come from the server or its last step", check.kind(state))
+
+
+@dataclass(frozen=True)
+class _Blend(RowRule):
+    decay: float
+
+    def first_state(self, previous: Tensor) -> State:
+        return {}
+
+    def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        check_state(state, not state)
+        if self.decay > 0:
+            mean = torch.lerp(widened(mean), widened(previous), self.decay)
+        return rounded(mean, previous), state

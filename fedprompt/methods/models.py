@@ -1,0 +1,274 @@
+"""Models of the gallery, and the settings that make them from frozen transformers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch.nn as nn
+from jaxtyping import Float
+from torch import Tensor
+
+import fedprompt as fp
+import fedprompt._refusals as check
+from fedprompt.interfaces import PromptInjector, TrainableTrunk, Trunk
+from fedprompt.methods.setting import Setting
+
+Tune = Callable[[nn.Module], tuple[nn.Module, list[nn.Parameter]]]
+"""Function from a model to a copy and its trained parameters."""
+
+
+class PromptedModel(nn.Module):
+    """Prompts and a linear head on a frozen trunk, which is shared and has no part in messages.
+
+    Args:
+        trunk: Frozen vision transformer.
+        num_classes: Number of classes.
+        num_features: Width of the features, by a learned projection. If None, features are those
+            of the trunk.
+
+    Attributes:
+        prompts: Module that returns a prompt stream, or None, as in a new model.
+    """
+
+    def __init__(self, trunk: Trunk, num_classes: int, *, num_features: int | None = None) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.prompts: nn.Module | None = None
+        self.projection = (
+            nn.Identity() if num_features is None else nn.Linear(trunk.num_features, num_features)
+        )
+        self.head = nn.Linear(num_features or trunk.num_features, num_classes)
+
+    def features(self, images: Tensor) -> Float[Tensor, "batch dim"]:
+        """Encode images with `prompts`, if there are any."""
+        streams = () if self.prompts is None else (self.prompts(),)
+        encoded = fp.encode_prompted(self.trunk, images, *streams)
+        return cast(Tensor, self.projection(encoded.pooled))
+
+    def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
+        """Classify images."""
+        return cast(Tensor, self.head(self.features(images)))
+
+
+@dataclass(kw_only=True)
+class VitSetting(Setting):
+    """Setting of images and frozen vision transformers.
+
+    Attributes:
+        trunks: Frozen trunks, given to clients in turn. With one trunk, all clients share it.
+        num_prompts: Number of prompts at a layer.
+        num_features: Width of the features that clients with different trunks have in common. If
+            None, they are the features of the trunk.
+        tune: What clients train in place of deep prompts, such as
+            ``partial(fedprompt.tuning.lora, rank=2)``. Methods that name prompts or choose parts,
+            such as FedPer and FedVPT, need None.
+        prompts: Function from a trunk to a module that returns a prompt stream, such as
+            ``partial(fedprompt.ShallowPrompts, 4)``. If None, deep prompts. Methods that make
+            prompts themselves do not use it.
+
+    Example:
+        >>> from fedprompt import samples, vit_trunk
+        >>> setting = VitSetting(
+        ...     trunks=[vit_trunk(samples.vit("S")), vit_trunk(samples.vit("B"))], num_features=32,
+        ...     clients=range(4), num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16,
+        ...     seed=0, public=torch.empty(0),
+        ... )
+        >>> [setting.new_model(client).trunk.dim for client in setting.clients]
+        [48, 64, 48, 64]
+    """
+
+    trunks: Sequence[Trunk]
+    num_prompts: int = 8
+    num_features: int | None = None
+    tune: Tune | None = None
+    prompts: Callable[[Trunk], PromptInjector] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.sequence("trunks", self.trunks, "trunks")
+        check.some("trunks", self.trunks, "have at least one trunk")
+        check.optional(check.function, "tune", self.tune)
+        check.optional(check.function, "prompts", self.prompts)
+        trunks = [trunk for trunk in self.trunks if isinstance(trunk, TrainableTrunk)]
+        if any([*trunk.trainable.parameters()] for trunk in trunks):
+            rule = "be frozen, because `tune` says what clients train"
+            raise check.wrong("trunks", rule, "a trunk with trained parameters")
+
+    @property
+    def trunk(self) -> Trunk:
+        """The trunk of all clients."""
+        if len(self.trunks) > 1:
+            rule = "have one trunk, for a model that all clients share"
+            raise check.wrong("trunks", rule, len(self.trunks))
+        return self.trunks[0]
+
+    @property
+    def num_backbones(self) -> int:
+        """Number of trunks."""
+        return len(self.trunks)
+
+    def trunk_of(self, client: int | None = None) -> Trunk:
+        """Return the trunk of a client, or that of all clients."""
+        return self.trunk if client is None else self.trunks[client % len(self.trunks)]
+
+    def model_class(self, trunk: Trunk) -> type[PromptedModel]:
+        """Return the class of models with this trunk."""
+        return PromptedModel
+
+    def new_model(
+        self,
+        client: int | None = None,
+        *,
+        prompts: Callable[[Trunk], nn.Module | None] | None = None,
+        tune: Tune | None = None,
+    ) -> PromptedModel:
+        """Make a model; the initial values depend on the seed, the trunk and `prompts` alone.
+
+        Args:
+            client: Id of the client that owns the model; it decides the trunk. If None, all
+                clients share the model.
+            prompts: Function from the trunk to a module of prompts. For a model without prompts,
+                ``lambda trunk: None``. If None, deep prompts, and with `tune` no prompts.
+            tune: Function from the model of the trunk to a copy and its trained parameters, such as
+                :func:`fedprompt.tuning.norms`. They are the part "tuned" of the model. If None,
+                that of the setting; without one, the trunk is frozen and shared.
+
+        Raises:
+            ValueError: If no client is named, and there are several trunks.
+        """
+        trunk = self.trunk_of(client)
+        prompts = prompts or cast(Any, self.prompts)
+        if self.tune is not None:
+            if prompts is not None or tune is not None:
+                raise check.wrong("tune", "be None for a method with parts of its own", self.tune)
+            tune = self.tune
+        make = prompts or (self.deep_prompts if tune is None else lambda trunk: None)
+
+        def drawn() -> PromptedModel:
+            kind = self.model_class(trunk)
+            model = kind(trunk, self.num_classes, num_features=self.num_features)
+            if model.prompts is None:
+                model.prompts = make(trunk)
+            if tune is not None:
+                model.trunk = tuned_trunk(trunk, tune)
+                model.tuned = model.trunk.trainable
+            return model
+
+        return self.seeded(drawn)
+
+    def deep_prompts(self, trunk: Trunk) -> fp.DeepPrompts:
+        """Make prompts for all blocks of a trunk, for methods that need prompts."""
+        return fp.DeepPrompts(self.num_prompts, trunk)
+
+
+def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
+    """Make a trunk of a copy of a trunk's model, with trained parameters.
+
+    A trunk with a function `tuned`, from `tune` to such a trunk, makes it itself.
+    """
+
+    def copied(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
+        tuned, parameters = tune(model)
+        if tuned is model:
+            raise check.wrong("tune", "return a copy of the model", "the model itself")
+        return tuned, parameters
+
+    if hasattr(trunk, "tuned"):
+        return cast(TrainableTrunk, trunk.tuned(copied))
+    if not (hasattr(trunk, "model") and hasattr(trunk, "mask")):
+        raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
+    model, parameters = copied(trunk.model)
+    return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
+
+
+class ClipModel(nn.Module):
+    """Text tower of a frozen CLIP and its class names, for models with prompts.
+
+    Args:
+        setting: Setting with the frozen CLIP.
+    """
+
+    def __init__(self, setting: "ClipSetting") -> None:
+        super().__init__()
+        self.tower = setting.tower
+        self.names = setting.names
+        self.scale = setting.scale
+
+    def encode_names(
+        self, contexts: Float[Tensor, "..."], **axes: bool
+    ) -> Float[Tensor, "*contexts classes dim"]:
+        """Encode all class names behind each context of :func:`fedprompt.prompted_text`."""
+        return self.tower(fp.prompted_text(contexts, self.names, **axes))
+
+
+class PromptedClassifier(ClipModel):
+    """Learnable context before the class names, which classifies the image features of a CLIP.
+
+    Args:
+        setting: Setting with the frozen CLIP.
+        context: Module that returns contexts, such as :class:`fedprompt.ContextPrompts`.
+    """
+
+    def __init__(self, setting: "ClipSetting", context: nn.Module) -> None:
+        super().__init__(setting)
+        self.context = context
+
+    def text(self) -> Float[Tensor, "contexts classes dim"]:
+        """Encode all class names behind each context."""
+        return self.encode_names(self.context())
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
+        """Classify images by their pooled token, which is first."""
+        return fp.cosine_logits(tokens[:, 0], self.text()[0], scale=self.scale)
+
+
+@dataclass(kw_only=True)
+class ClipSetting(Setting):
+    """Setting of a frozen CLIP. Inputs are image tokens, the pooled one first, or images.
+
+    Attributes:
+        clip: Frozen model of open_clip.
+        tower: Its text tower, which takes contexts.
+        class_names: Names of the classes.
+        scale: Factor of the cosines in logits.
+        template: Sentence around a class name, such as ``"a photo of a {}."``.
+        length: Number of learnable tokens of a context.
+
+    Example:
+        >>> from fedprompt import TextTower, samples
+        >>> clip = samples.clip()
+        >>> setting = ClipSetting(
+        ...     clip=clip, tower=TextTower(clip, samples.tokenize), scale=100.0,
+        ...     class_names=samples.CLASS_NAMES, template="a photo of a {}.", clients=range(4),
+        ...     num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16, seed=0,
+        ...     public=torch.empty(0),
+        ... )
+        >>> setting.new_model().text().shape == (1, 10, setting.handwritten_text().shape[1])
+        True
+    """
+
+    clip: Any
+    tower: fp.TextTower
+    class_names: Sequence[str]
+    scale: float
+    template: str
+    length: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.class_names) != self.num_classes:
+            rule = f"have a name for each of {self.num_classes} classes"
+            raise check.wrong("class_names", rule, len(self.class_names))
+        self.names = self.tower.class_names(self.class_names)
+
+    def new_context(self) -> fp.ContextPrompts:
+        """Make a context whose initial values depend on the seed alone."""
+        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
+
+    def new_model(self, client: int = 0) -> PromptedClassifier:
+        """Make a model with a new context, the same for every client."""
+        return PromptedClassifier(self, self.new_context())
+
+    def handwritten_text(self) -> Float[Tensor, "classes dim"]:
+        """Encode the class names in the handwritten template, normalized."""
+        return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])

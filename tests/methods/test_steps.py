@@ -1,0 +1,43 @@
+"""Steps that methods share, and their names in the module where they were before."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedprompt as fp
+import tiny_federations as tiny
+from fedprompt.methods import averaged, fedavg_client, setting, take_step
+
+
+def test_the_client_and_server_of_fedavg_are_the_loop_that_you_would_write():
+    made = tiny.vit_federation(make_optimizer=torch.optim.SGD, cohort_size=2)
+    model, plain = (made.new_model() for _ in range(2))
+    method = averaged(model, fedavg_client(model, 0.1))
+    (now, *_) = fp.run_rounds(method, made.data, [[0, 1]])
+    weights = dict(plain.named_parameters())
+    weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    first = {name: weight.detach().clone() for name, weight in weights.items()}
+    total = dict.fromkeys(first, 0.0)
+    for data in (made.data(client, 0) for client in (0, 1)):
+        plain.load_state_dict(first, strict=False)
+        for images, labels in data.batches():
+            gradients = torch.autograd.grad(
+                F.cross_entropy(plain(images), labels), weights.values()
+            )
+            for weight, gradient in zip(weights.values(), gradients, strict=True):
+                weight.data -= 0.1 * gradient
+        for name in total:
+            total[name] += weights[name].detach() * data.num_examples
+    examples = sum(made.data(client, 0).num_examples for client in (0, 1))
+    for name, value in now.server["values"].items():
+        torch.testing.assert_close(value, total[name] / examples)
+
+
+def test_names_that_moved_are_found_in_the_module_of_before_with_a_warning():
+    with pytest.warns(FutureWarning, match=r"setting\.take_step` is `fedprompt\.methods\.steps\."):
+        assert setting.take_step is take_step
+    with pytest.warns(FutureWarning, match=r"`fedprompt\.methods\.fedamp\.attention` since 0\.3"):
+        from fedprompt.methods.setting import attention
+    assert attention.__module__ == "fedprompt.methods.fedamp"
+    with pytest.raises(AttributeError, match=r"'fedprompt\.methods\.setting' has no .* 'typo'"):
+        _ = setting.typo
