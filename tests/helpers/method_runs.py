@@ -18,6 +18,8 @@ from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
 CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
+WAYS = ("at home", "shared", "shared, from one process")
+"""How two ranks run: clients at home, or with guests, also from a round of one process."""
 PREDICTING = (0, 1, 2, 5)
 """Clients that predict; the last one is a newcomer."""
 
@@ -40,18 +42,27 @@ def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) ->
 
 
 def run(
-    make: Callable[..., fp.Method], name: str, family: str, *, group: Any = None, rank: int = 0
+    make: Callable[..., fp.Method],
+    name: str,
+    family: str,
+    way: str = "at home",
+    *,
+    group: Any = None,
+    rank: int = 0,
 ) -> Outcome:
-    """Run all rounds. With a group, only the clients of this rank have data."""
+    """Run all rounds. On ranks that do not share, only the clients of this rank have data."""
     federation = federation_of(METHODS[name], family, **CHANGES)
     world, method = 1 if group is None else dist.get_world_size(group), make(federation)
     here = [client for client in PREDICTING if client % world == rank]
 
     def data(client: int, server_round: int) -> Any:
-        assert client in here
+        assert client in here or share
         return federation.data(client, server_round)
 
-    *_, now = fp.run_rounds(method, data, federation.cohorts(), group=group)
+    share, cohorts, start = way != "at home", federation.cohorts(), None
+    if way == "shared, from one process":
+        start = next(fp.run_rounds(make(federation), data, cohorts))
+    *_, now = fp.run_rounds(method, data, cohorts, start=start, group=group, share=share)
     return Outcome(now, {client: predicted(method, federation, now, client) for client in here})
 
 
@@ -59,6 +70,10 @@ def run_all(rank: int, folder: Path) -> None:
     """Run all methods on this rank, and save what came out."""
     group = dist.group.WORLD
     torch.save(
-        {each: run(METHODS[each[0]].make, *each, group=group, rank=rank) for each in RUNS},
+        {
+            (*each, way): run(METHODS[each[0]].make, *each, way, group=group, rank=rank)
+            for each in RUNS
+            for way in WAYS
+        },
         folder / f"{rank}.pt",
     )

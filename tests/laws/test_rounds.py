@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedprompt as fp
 import small_method
 import two_processes
 from fedprompt.codecs import float16, int8, top_k
 from fedprompt.wire import Header, encode_payload
+from fedprompt.wire.gather import ranks_of
 from same import assert_same
-from small_method import COHORTS, Data, method
+from small_method import COHORTS, GUESTS, Data, method
 
 
 def printed_loop(method, data, cohorts):
@@ -431,6 +434,18 @@ def test_a_refused_optimizer_state_changes_nothing():
     assert_same(fp.rounds.optimizer_state(optimizer), before)
 
 
+@given(st.sets(st.integers(0, 200)), st.integers(1, 9), st.randoms())
+def test_ranks_that_share_are_full_before_a_client_is_a_guest(cohort, world, draw):
+    shuffled = draw.sample(sorted(cohort), len(cohort))
+    hosts, most = ranks_of(shuffled, world, share=True), -(-len(cohort) // world)
+    for client in cohort:
+        neighbors = [each for each in cohort if each < client and each % world == client % world]
+        assert hosts[client] == client % world or len(neighbors) >= most
+    assert all(list(hosts.values()).count(rank) <= most for rank in range(world))
+    assert hosts == ranks_of(cohort, world, share=True)
+    assert ranks_of(shuffled, world) == {client: client % world for client in cohort}
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Result and seconds of every step in each of two processes."""
@@ -441,28 +456,49 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "step", ["all rounds", "resumed", "resumed from one folder", "all rounds, after all errors"]
+    ("step", "cohorts"),
+    [
+        ("all rounds", COHORTS),
+        ("resumed", COHORTS),
+        ("resumed from one folder", COHORTS),
+        ("shared", GUESTS),
+        ("shared, from one process", GUESTS),
+        ("all rounds, after all errors", COHORTS),
+    ],
 )
-def test_two_ranks_equal_one_process(ranks, step):
-    *_, expected = fp.run_rounds(method(), Data, COHORTS)
+def test_two_ranks_equal_one_process(ranks, step, cohorts):
+    *_, expected = fp.run_rounds(method(), Data, cohorts)
     for rank, results in enumerate(ranks):
         now, _ = results[step]
         assert_same(dict(now.server), dict(expected.server), ordered=False)
         own = {client: each for client, each in expected.clients.items() if int(client) % 2 == rank}
         assert_same(dict(now.clients), own, ordered=False)
+        assert now.stateful == expected.stateful
 
 
 @pytest.mark.slow
-def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks):
+@pytest.mark.parametrize(("step", "cohorts"), [("bytes", COHORTS), ("shared bytes", GUESTS)])
+def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks, step, cohorts):
     ledger = fp.Ledger()
-    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, COHORTS))
-    assert sum(results["bytes"][0] for results in ranks) == ledger.total()
+    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, cohorts))
+    assert sum(results[step][0] for results in ranks) == ledger.total()
 
 
 FAILED = {
     "client 3 fails": (
         "RuntimeError: rank 1: ZeroDivisionError: no batches\nclient 3, round 1",
         "ZeroDivisionError: no batches; client 3, round 1",
+    ),
+    "a guest fails": (
+        "ZeroDivisionError: no batches; client 5, round 4",
+        "RuntimeError: rank 0: ZeroDivisionError: no batches\nclient 5, round 4",
+    ),
+    "a guest is changed": (
+        "ValueError: client 4, round 2: a state must not be changed between rounds; got a write",
+        "RuntimeError: rank 0: ValueError: client 4, round 2: a state must not be changed",
+    ),
+    "one rank shares": (
+        "ValueError: `share` must be the same on every rank in round 0; got ['True', 'False']",
     ),
     "a step fails": (
         "RuntimeError: rank 1: ArithmeticError: out of numbers\nserver, round 3",
