@@ -13,7 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import METHODS
+from fedprompt.methods import METHODS, Federation, HeldOut, evaluate
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
@@ -25,10 +25,11 @@ PREDICTING = (0, 1, 2, 5)
 
 
 class Outcome(NamedTuple):
-    """State after the last round, and the logits of clients."""
+    """State after the last round, the logits of clients, and the figures of two clients."""
 
     now: fp.Round
     logits: dict[int, Tensor]
+    figures: dict[int, dict[str, float]]
 
 
 def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
@@ -59,11 +60,17 @@ def run(
         assert client in here or share
         return federation.data(client, server_round)
 
-    share, cohorts, start = way != "at home", federation.cohorts(), None
+    share, start = way != "at home", None
+    cohorts = [[2, 0], [0, 2]] if share else federation.cohorts()  # client 2 is a guest
     if way == "shared, from one process":
         start = next(fp.run_rounds(make(federation), data, cohorts))
     *_, now = fp.run_rounds(method, data, cohorts, start=start, group=group, share=share)
-    return Outcome(now, {client: predicted(method, federation, now, client) for client in here})
+    logits = {client: predicted(method, federation, now, client) for client in here}
+    parts = federation.inputs, federation.labels
+    tests = HeldOut(*parts, mixes="classes")
+    tested = {"clients": [0, 2], "newcomers": (), "group": group}  # client 2 is a guest
+    whole = Federation(federation, *parts, federation.shards)
+    return Outcome(now, logits, evaluate(method, whole, now, tests, **tested).clients)
 
 
 def run_all(rank: int, folder: Path) -> None:
