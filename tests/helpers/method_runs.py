@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods import METHODS, Federation, HeldOut, evaluate
+from fedprompt.wire.gather import rank_of
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
@@ -43,26 +44,20 @@ def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) ->
 
 
 def run(
-    make: Callable[..., fp.Method],
-    name: str,
-    family: str,
-    way: str = "at home",
-    *,
-    group: Any = None,
-    rank: int = 0,
+    make: Callable[..., fp.Method], name: str, family: str, way: str = WAYS[0], group: Any = None
 ) -> Outcome:
     """Run all rounds. On ranks that do not share, only the clients of this rank have data."""
     federation = federation_of(METHODS[name], family, **CHANGES)
-    world, method = 1 if group is None else dist.get_world_size(group), make(federation)
+    (rank, world), method = rank_of(group), make(federation)
     here = [client for client in PREDICTING if client % world == rank]
 
     def data(client: int, server_round: int) -> Any:
         assert client in here or share
         return federation.data(client, server_round)
 
-    share, start = way != "at home", None
+    share, start = way != WAYS[0], None
     cohorts = [[2, 0], [0, 2]] if share else federation.cohorts()  # client 2 is a guest
-    if way == "shared, from one process":
+    if way == WAYS[2]:
         start = next(fp.run_rounds(make(federation), data, cohorts))
     *_, now = fp.run_rounds(method, data, cohorts, start=start, group=group, share=share)
     logits = {client: predicted(method, federation, now, client) for client in here}
@@ -74,13 +69,7 @@ def run(
 
 
 def run_all(rank: int, folder: Path) -> None:
-    """Run all methods on this rank, and save what came out."""
-    group = dist.group.WORLD
-    torch.save(
-        {
-            (*each, way): run(METHODS[each[0]].make, *each, way, group=group, rank=rank)
-            for each in RUNS
-            for way in WAYS
-        },
-        folder / f"{rank}.pt",
-    )
+    """Run all methods on this rank in all ways, and save what came out."""
+    ways = [(*each, way) for each in RUNS for way in WAYS]
+    found = {each: run(METHODS[each[0]].make, *each, group=dist.group.WORLD) for each in ways}
+    torch.save(found, folder / f"{rank}.pt")

@@ -434,16 +434,15 @@ def test_a_refused_optimizer_state_changes_nothing():
     assert_same(fp.rounds.optimizer_state(optimizer), before)
 
 
-@given(st.sets(st.integers(0, 200)), st.integers(1, 9), st.randoms())
-def test_ranks_that_share_are_full_before_a_client_is_a_guest(cohort, world, draw):
-    shuffled = draw.sample(sorted(cohort), len(cohort))
-    hosts, most = ranks_of(shuffled, world, share=True), -(-len(cohort) // world)
+@given(st.lists(st.integers(0, 200), unique=True), st.integers(1, 9))
+def test_a_rank_that_shares_is_full_of_its_lowest_clients_before_one_is_a_guest(cohort, world):
+    hosts, most = ranks_of(cohort, world, share=True), -(-len(cohort) // world)
     for client in cohort:
-        neighbors = [each for each in cohort if each < client and each % world == client % world]
+        neighbors = [each for each in cohort if each < client and (each - client) % world == 0]
         assert hosts[client] == client % world or len(neighbors) >= most
     assert all(list(hosts.values()).count(rank) <= most for rank in range(world))
-    assert hosts == ranks_of(cohort, world, share=True)
-    assert ranks_of(shuffled, world) == {client: client % world for client in cohort}
+    assert hosts == ranks_of(sorted(cohort), world, share=True)
+    assert ranks_of(cohort, world) == {client: client % world for client in cohort}
 
 
 @pytest.fixture(scope="module")
@@ -456,18 +455,12 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "cohorts"),
-    [
-        ("all rounds", COHORTS),
-        ("resumed", COHORTS),
-        ("resumed from one folder", COHORTS),
-        ("shared", GUESTS),
-        ("shared, from one process", GUESTS),
-        ("all rounds, after all errors", COHORTS),
-    ],
-)
-def test_two_ranks_equal_one_process(ranks, step, cohorts):
-    *_, expected = fp.run_rounds(method(), Data, cohorts)
+    "step",
+    ["all rounds", "resumed", "resumed from one folder", "shared", "shared, from one process",
+     "all rounds, after all errors"],
+)  # fmt: skip
+def test_two_ranks_equal_one_process(ranks, step):
+    *_, expected = fp.run_rounds(method(), Data, GUESTS if "shared" in step else COHORTS)
     for rank, results in enumerate(ranks):
         now, _ = results[step]
         assert_same(dict(now.server), dict(expected.server), ordered=False)
@@ -477,21 +470,16 @@ def test_two_ranks_equal_one_process(ranks, step, cohorts):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("step", "cohorts"), [("bytes", COHORTS), ("shared bytes", GUESTS)])
-def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks, step, cohorts):
+def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks):
     ledger = fp.Ledger()
-    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, cohorts))
-    assert sum(results[step][0] for results in ranks) == ledger.total()
+    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, GUESTS))
+    assert sum(results["bytes"][0] for results in ranks) == ledger.total()
 
 
 FAILED = {
     "client 3 fails": (
-        "RuntimeError: rank 1: ZeroDivisionError: no batches\nclient 3, round 1",
         "ZeroDivisionError: no batches; client 3, round 1",
-    ),
-    "a guest fails": (
-        "ZeroDivisionError: no batches; client 5, round 4",
-        "RuntimeError: rank 0: ZeroDivisionError: no batches\nclient 5, round 4",
+        "RuntimeError: rank 0: ZeroDivisionError: no batches\nclient 3, round 1",
     ),
     "a guest is changed": (
         "ValueError: client 4, round 2: a state must not be changed between rounds; got a write",
