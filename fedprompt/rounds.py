@@ -22,11 +22,12 @@ from fedprompt.interfaces.methods import check_takes_part, check_wrappers
 from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
 from fedprompt.wire.encode import check_message
-from fedprompt.wire.gather import is_here, on_all_ranks
+from fedprompt.wire.gather import is_here, on_all_ranks, rank_of, ranks_of
 
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 
 _OPTIMIZER = "be an optimizer of torch.optim"
+_UNCHANGED = "a state must not be changed between rounds"
 _PURE = "`server.answer` and `method.client` must change no argument; change a copy"
 _ALL_STATES = "have the state of each client that has one"
 
@@ -38,6 +39,7 @@ def run_rounds(
     *,
     start: Round | None = None,
     group: "distributed.ProcessGroup | None" = None,
+    share: bool = False,
 ) -> Iterator[Round]:
     """Run the rounds of a method.
 
@@ -63,6 +65,10 @@ def run_rounds(
             Client c then runs on rank ``c % world``, where its data and its state stay. Every rank
             receives all payloads and takes the same server step. If None, all clients run in this
             process.
+        share: Whether ranks share the work. Each rank then runs at most ``ceil(cohort / world)``
+            clients of a round. The others are guests of the ranks that are not full, where `data`
+            must have them, too. The state of a guest is sent there, and home again before the round
+            is yielded.
 
     Yields:
         State after each round, with the clients of this process.
@@ -98,26 +104,60 @@ def run_rounds(
     nouns.method(method)
     check.function("data", data)
     check.instance("start", start, Round | None, "be a Round or None")
-    engine = _Engine(method, data, group, iter(cohorts), {})
+    check.flag("share", share)
+    engine = _Engine(method, data, group, iter(cohorts), {}, share)
     now = start or Round(-1, method.server.state, {})
     check.count("start.server_round", now.server_round, at_least=-1)
     check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
-    now = engine.begun(now)
+    now, (rank, world) = engine.begun(now), rank_of(group)
     engine.agreed(lambda: now.server, now.server_round + 1)
     while (clients := engine.drawn(now.server_round + 1)) is not None:
         now = now._replace(server_round=now.server_round + 1)
+        homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, share))
+        now = moved(now, homes, hosts, group, engine.seals)
+        here = [client for client in clients if hosts[client] == rank]
         for _ in range(method.exchanges):
-            payloads, now = engine.exchange(clients, now)
+            payloads, now = engine.exchange(here, now)
             if payloads:
                 now = now._replace(server=engine.step(payloads, now))
+        now = moved(now, hosts, homes, group, engine.seals)
         yield now
+
+
+def moved(
+    now: Round,
+    sources: Mapping[int, int],
+    targets: Mapping[int, int],
+    group: "distributed.ProcessGroup | None",
+    seals: dict[str, Seal],
+) -> Round:
+    """Send the states of clients from one rank to another one, and seal them there."""
+    routes = {str(c): (sources[c], targets[c]) for c in sources if sources[c] != targets[c]}
+    if not routes:
+        return now
+    rank, _ = rank_of(group)
+    leaving = [c for c, (source, _) in routes.items() if source == rank and c in now.clients]
+
+    def states() -> dict[str, State]:
+        for client in leaving:
+            broken = {"the client's state": seals.pop(client, Seal(()))}
+            check_seals(f"client {client}, round {now.server_round}", _UNCHANGED, broken)
+        return {client: now.clients[client] for client in leaving}
+
+    server_round, what = max(now.server_round, 0), "the states of guests"
+    trees = on_all_ranks(states, server_round=server_round, group=group, what=what)
+    sent = (pair for tree in trees for pair in tree.items())
+    arrived = {client: state for client, state in sent if routes[client][1] == rank}
+    seals.update((client, Seal(state)) for client, state in arrived.items())
+    staying = {client: state for client, state in now.clients.items() if client not in leaving}
+    return now._replace(clients=staying | arrived)
 
 
 def counted(method: Method, ledger: Ledger) -> Method:
     """Count the messages of a method.
 
     Answers are counted when a client trains on them, and not when it predicts. With ranks, a ledger
-    counts the clients of its rank.
+    counts the clients that trained on its rank.
 
     Args:
         method: Method whose data has an `id` and a `server_round`.
@@ -326,12 +366,13 @@ class _Engine(NamedTuple):
     group: "distributed.ProcessGroup | None"
     cohorts: Iterator[Iterable[int]]
     seals: dict[str, Seal]
+    share: bool
 
     def begun(self, start: Round) -> Round:
         """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
         first = start.server_round + 1
 
-        def own() -> dict[str, State]:
+        def own() -> str:
             for client in [*start.clients, *(start.stateful or ())]:
                 if not client.isdecimal():
                     raise check.wrong("start.clients", "have ids of clients as keys", repr(client))
@@ -344,10 +385,11 @@ class _Engine(NamedTuple):
             found.update((c, state) for c, state in states if is_here(int(c), self.group))
             for client, state in found.items():
                 check_wrappers(self.method, client, state)
-            return {}
+            return str(self.share)
 
         found: dict[str, State] = {}
-        on_all_ranks(own, server_round=first, group=self.group, what="the start")
+        shares = on_all_ranks(own, server_round=first, group=self.group, what="the start")
+        self._check_same("share", shares, first)
         return start._replace(clients=found)
 
     def drawn(self, server_round: int) -> list[int] | None:
@@ -371,17 +413,16 @@ class _Engine(NamedTuple):
         return cohort
 
     def exchange(self, clients: list[int], now: Round) -> tuple[dict[int, Message], Round]:
-        """Train the clients of this rank; return the payloads of all ranks, and the states here."""
+        """Train clients on this rank; return the payloads of all ranks, and the states here."""
         states, sealed = dict(now.clients), dict[str, Seal]()
 
         def train() -> dict[str, Any]:
             payloads = dict[int, Message | None]()
             for client in clients:
-                if is_here(client, self.group):
-                    payload, states[str(client)] = self._train(client, now)
-                    payloads[client] = payload
-                    self.seals[str(client)] = Seal(states[str(client)])
-                    sealed[f"the payload of client {client}"] = Seal(payload)
+                payload, states[str(client)] = self._train(client, now)
+                payloads[client] = payload
+                self.seals[str(client)] = Seal(states[str(client)])
+                sealed[f"the payload of client {client}"] = Seal(payload)
             own = [str(client) for client in payloads]
             after = sealed | {f"the state of client {client}": self.seals[client] for client in own}
             rule = "a client must not write into the results of another one, such as a shared model"
@@ -406,7 +447,7 @@ class _Engine(NamedTuple):
         check_takes_part(data, client, server_round)
         seals = {"the server's state": self.seals["server"]}
         seals["the client's state"] = self.seals.get(str(client)) or Seal(state)
-        check_seals(where, "a state must not be changed between rounds", seals)
+        check_seals(where, _UNCHANGED, seals)
         with _noted(where, seals):
             answer = self.method.server.answer(client, now.server)
             seals["its answer"] = Seal(answer, within=seals["the server's state"])

@@ -25,8 +25,8 @@ from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned
 from fedprompt.methods.steps import take_step
-from fedprompt.rounds import refuse_autocast
-from fedprompt.wire.gather import is_here, on_all_ranks
+from fedprompt.rounds import moved, refuse_autocast
+from fedprompt.wire.gather import on_all_ranks, rank_of, ranks_of
 
 __all__ = ["Figures", "HeldOut", "counted_passes", "evaluate"]
 
@@ -169,8 +169,9 @@ def evaluate(
         shared: Whether all clients predict with one model, which is then tested once.
         steps: Number of batches on which each newcomer trains, for the figure `after`.
         learning_rate: Learning rate of these steps.
-        group: Process group of :func:`fedprompt.run_rounds`. Each rank then tests its own clients,
-            and all ranks return the same figures. If None, this process tests all clients.
+        group: Process group of :func:`fedprompt.run_rounds`. The ranks then divide the clients
+            evenly, and all of them return the same figures. If more clients than that are at home
+            on a rank, others test the rest, with their states. If None, this process tests all.
         cells: See `labels`.
         mixes: See `labels`.
 
@@ -375,14 +376,14 @@ class _Run:
             return Figures({}, {})
         predictions: list[tuple[Tensor, int]] = []
 
-        def measured(client: int) -> dict[str, float]:
+        def measured(here: _Run, client: int) -> dict[str, float]:
             if not (shared and predictions):
-                model = self.model(client)
+                model = here.model(client)
                 trained = sum(weights.numel() for weights in _trained(model))
                 predictions[:] = [(self.tests.predicted(model), trained)]
             classes, trained = predictions[0]
             found = {"full": self.tests.accuracy(classes, None), "trained": trained}
-            found |= {"participated": int(str(client) in self.now.clients)}
+            found |= {"participated": int(str(client) in here.now.clients)}
             return found | self.own(client, classes) | self.tests.over_classes(classes)
 
         found = self.of_each(clients, measured)
@@ -410,8 +411,8 @@ class _Run:
     def newcomers(self, clients: Sequence[int], steps: int, learning_rate: float) -> Figures:
         """Measure newcomers on their own tests, before and after training."""
 
-        def measured(client: int) -> dict[str, float]:
-            model = self.model(client)
+        def measured(here: _Run, client: int) -> dict[str, float]:
+            model = here.model(client)
             found = {"received": self.tests.accuracy(self.tests.predicted(model), client)}
             if steps:
                 self.train(model, client, steps, learning_rate)
@@ -424,16 +425,20 @@ class _Run:
         return Figures({name: total[name] / len(clients) for name in names}, found)
 
     def of_each(
-        self, clients: Sequence[int], measured: Callable[[int], dict[str, float]]
+        self, clients: Sequence[int], measured: Callable[["_Run", int], dict[str, float]]
     ) -> dict[int, dict[str, float]]:
-        """Measure each client on its rank, and return the figures of all of them, in order."""
+        """Divide clients evenly over the ranks, and return the figures of all of them, in order."""
+        rank, world = rank_of(self.group)
+        hosts = ranks_of(clients, world, share=True)
+        now = moved(self.now, ranks_of(clients, world), hosts, self.group, {})
+        run, server = replace(self, now=now), Seal(now.server)
 
         def here() -> dict[str, dict[str, float]]:
-            found, server = {}, Seal(self.now.server)
-            for client in (c for c in clients if is_here(c, self.group)):
+            found = {}
+            for client in (c for c in clients if hosts[c] == rank):
                 seals = {"the server's state": server}
-                seals["the client's state"] = Seal(self.now.clients.get(str(client), {}))
-                found[str(client)] = measured(client)
+                seals["the client's state"] = Seal(now.clients.get(str(client), {}))
+                found[str(client)] = measured(run, client)
                 check_seals(f"client {client}", "a prediction must change no argument", seals)
             return found
 

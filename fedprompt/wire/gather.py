@@ -1,7 +1,8 @@
 """Trees between the processes of a torch.distributed group, without a server."""
 
 import hashlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from traceback import format_exception_only
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._trees import from_blob, to_blob
 
-__all__ = ["gather_trees", "is_here", "on_all_ranks"]
+__all__ = ["gather_trees", "is_here", "on_all_ranks", "rank_of", "ranks_of"]
 
 _LONGEST_ERROR = 2000
 """Longest text of an error that is sent to other ranks, in characters."""
@@ -134,11 +135,36 @@ def on_all_ranks(
     return _gathered(tree, error, _Wait(server_round, what, group))
 
 
-def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
-    """Return whether a client runs on this rank: client c is on rank c % world."""
+def rank_of(group: "distributed.ProcessGroup | None") -> tuple[int, int]:
+    """Return the rank of this process and the number of ranks."""
     if group is None:
-        return True
-    return client % distributed.get_world_size(group) == distributed.get_rank(group)
+        return 0, 1
+    return distributed.get_rank(group), distributed.get_world_size(group)
+
+
+def is_here(client: int, group: "distributed.ProcessGroup | None") -> bool:
+    """Return whether this rank is the home of a client."""
+    rank, world = rank_of(group)
+    return ranks_of([client], world)[client] == rank
+
+
+def ranks_of(clients: Iterable[int], world: int, *, share: bool = False) -> dict[int, int]:
+    """Divide clients over ranks: the home of client c is rank c % world.
+
+    With `share`, each rank takes at most ``ceil(clients / world)`` clients, those of lower ids
+    first. Each of the others, in the order of ids, is a guest of the first rank with the fewest.
+    """
+    ids, hosts, load = sorted(clients), dict[int, int](), Counter[int]()
+    most = -(-len(ids) // world) if share else len(ids)
+    for client in ids:
+        if load[client % world] < most:
+            hosts[client] = client % world
+            load[client % world] += 1
+    for client in ids:
+        if client not in hosts:
+            hosts[client] = min(range(world), key=lambda rank: load[rank])
+            load[hosts[client]] += 1
+    return hosts
 
 
 def _check_group(group: "distributed.ProcessGroup | None") -> None:

@@ -2,40 +2,58 @@
 
 import json
 import statistics
+from collections import Counter
 
 import pytest
 import torch
 
 import engine_speed
+import fedprompt as fp
 import two_processes
+from fedprompt.wire.gather import ranks_of
 
 pytestmark = pytest.mark.benchmark
 
 
-def bound(made):
+def bound(cohorts, world, share):
     """Return the speed-up that the cohorts allow: clients over those of the busiest rank."""
-    cohorts = list(made.setting.cohorts())[1:]  # the first round warms up
-    busiest = sum(max(sum(c % 2 == rank for c in each) for rank in (0, 1)) for each in cohorts)
-    return sum(map(len, cohorts)) / busiest
+    ranks = [Counter(ranks_of(cohort, world, share=share).values()) for cohort in cohorts]
+    return sum(map(len, cohorts)) / sum(max(clients.values()) for clients in ranks)
 
 
-@pytest.mark.parametrize(("clients", "cohort", "goal"), [(15, 10, None), (6, 6, 1.7)])
-def test_two_ranks_next_to_one_process(clients, cohort, goal, meter, tmp_path):
+@pytest.mark.parametrize("world", [8, 64])
+@pytest.mark.parametrize("size", [10, 30, 100, 300, 1000])
+def test_bounds_of_many_ranks(size, world, meter):
+    draw = torch.Generator().manual_seed(0)
+    registered = range(10 * size)
+    cohorts = [fp.sample_clients(registered, size=size, generator=draw) for _ in range(100)]
+    title = f"{size:,} of {10 * size:,} clients, {world} ranks: bound"
+    meter.report(f"{title} at home", bound(cohorts, world, share=False))
+    shared = bound(cohorts, world, share=True)
+    meter.report(f"{title} if they share", shared)
+    assert shared == size / -(-size // world)
+
+
+@pytest.mark.parametrize(
+    ("clients", "cohort", "share", "goal"),
+    [(15, 10, False, None), (15, 10, True, None), (6, 6, False, 1.7)],
+)
+def test_two_ranks_next_to_one_process(clients, cohort, share, goal, meter, tmp_path):
     sizes = {"clients": clients, "cohort": cohort, "rounds": 9 if meter.check else 2}
     sizes["steps"] = meter.size(8, brief=1)
     made, ratios = engine_speed.federation(**sizes), []
     for number in range(5 if meter.check else 1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (folder / "sizes.json").write_text(json.dumps(sizes))
+        (folder / "sizes.json").write_text(json.dumps(sizes | {"share": share}))
         alone, now = engine_speed.timed(made)
         two_processes.run(engine_speed.time_rank, folder)
         found = [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
         ratios.append(alone / max(seconds for seconds, _ in found))
         for name, value in now.server["values"].items():
             assert all(torch.equal(value, values[name]) for _, values in found)
-    possible = bound(made)
-    title = f"{cohort} of {clients} clients, two ranks"
+    possible = bound(list(made.setting.cohorts())[1:], 2, share)  # the first round warms up
+    title = f"{cohort} of {clients} clients, two ranks{' that share' * share}"
     meter.report(f"{title}: bound by the cohorts", possible)
     meter.report(f"{title}: one process / two ranks, time", statistics.median(ratios))
     least = 0.85 if goal is None else goal / possible

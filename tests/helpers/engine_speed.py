@@ -36,11 +36,12 @@ def federation(clients: int, cohort: int, rounds: int, steps: int) -> methods.Fe
     return methods.Federation(setting, split.train_images, split.train_labels, shards)
 
 
-def timed(made: methods.Federation) -> tuple[float, fp.Round]:
+def timed(made: methods.Federation, share: bool = False) -> tuple[float, fp.Round]:
     """Run FedAvg of prompts and head, and return the seconds of all rounds but the first."""
     group = dist.group.WORLD if dist.is_initialized() else None
     method = methods.fedvpt_d(made.setting, learning_rate=0.01)
-    rounds = fp.run_rounds(method, made.data, made.setting.cohorts(), group=group)
+    cohorts = made.setting.cohorts()
+    rounds = fp.run_rounds(method, made.data, cohorts, group=group, share=share)
     next(rounds)  # it warms up
     began = time.perf_counter()
     *_, now = rounds
@@ -49,7 +50,9 @@ def timed(made: methods.Federation) -> tuple[float, fp.Round]:
 
 def time_rank(rank: int, folder: Path) -> None:
     """Time the rounds on this rank, and save the seconds and the values."""
-    seconds, now = timed(federation(**json.loads((folder / "sizes.json").read_text())))
+    sizes = json.loads((folder / "sizes.json").read_text())
+    share = sizes.pop("share")
+    seconds, now = timed(federation(**sizes), share)
     torch.save((seconds, now.server["values"]), folder / f"{rank}.pt")
 
 

@@ -13,20 +13,24 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import METHODS
+from fedprompt.methods import METHODS, Federation, HeldOut, evaluate
+from fedprompt.wire.gather import rank_of
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
 CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
+WAYS = ("at home", "shared", "shared, from one process")
+"""How two ranks run: clients at home, or with guests, also from a round of one process."""
 PREDICTING = (0, 1, 2, 5)
 """Clients that predict; the last one is a newcomer."""
 
 
 class Outcome(NamedTuple):
-    """State after the last round, and the logits of clients."""
+    """State after the last round, the logits of clients, and the figures of two clients."""
 
     now: fp.Round
     logits: dict[int, Tensor]
+    figures: dict[int, dict[str, float]]
 
 
 def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
@@ -40,25 +44,32 @@ def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) ->
 
 
 def run(
-    make: Callable[..., fp.Method], name: str, family: str, *, group: Any = None, rank: int = 0
+    make: Callable[..., fp.Method], name: str, family: str, way: str = WAYS[0], group: Any = None
 ) -> Outcome:
-    """Run all rounds. With a group, only the clients of this rank have data."""
+    """Run all rounds. On ranks that do not share, only the clients of this rank have data."""
     federation = federation_of(METHODS[name], family, **CHANGES)
-    world, method = 1 if group is None else dist.get_world_size(group), make(federation)
+    (rank, world), method = rank_of(group), make(federation)
     here = [client for client in PREDICTING if client % world == rank]
 
     def data(client: int, server_round: int) -> Any:
-        assert client in here
+        assert client in here or share
         return federation.data(client, server_round)
 
-    *_, now = fp.run_rounds(method, data, federation.cohorts(), group=group)
-    return Outcome(now, {client: predicted(method, federation, now, client) for client in here})
+    share, start = way != WAYS[0], None
+    cohorts = [[2, 0], [0, 2]] if share else federation.cohorts()  # client 2 is a guest
+    if way == WAYS[2]:
+        start = next(fp.run_rounds(make(federation), data, cohorts))
+    *_, now = fp.run_rounds(method, data, cohorts, start=start, group=group, share=share)
+    logits = {client: predicted(method, federation, now, client) for client in here}
+    parts = federation.inputs, federation.labels
+    tests = HeldOut(*parts, mixes="classes")
+    tested = {"clients": [0, 2], "newcomers": (), "group": group}  # client 2 is a guest
+    whole = Federation(federation, *parts, federation.shards)
+    return Outcome(now, logits, evaluate(method, whole, now, tests, **tested).clients)
 
 
 def run_all(rank: int, folder: Path) -> None:
-    """Run all methods on this rank, and save what came out."""
-    group = dist.group.WORLD
-    torch.save(
-        {each: run(METHODS[each[0]].make, *each, group=group, rank=rank) for each in RUNS},
-        folder / f"{rank}.pt",
-    )
+    """Run all methods on this rank in all ways, and save what came out."""
+    ways = [(*each, way) for each in RUNS for way in WAYS]
+    found = {each: run(METHODS[each[0]].make, *each, group=dist.group.WORLD) for each in ways}
+    torch.save(found, folder / f"{rank}.pt")

@@ -19,6 +19,9 @@ from tiny_federations import vit_federation
 COHORTS = [[4, 1, 0], [2, 3], [], [1, 4], [5], [3, 0, 2]]
 """Client 5 never sends anything, so the server keeps its state in rounds 2 and 4."""
 
+GUESTS = [[4, 2, 0], [1, 3], [0, 4], [], [3, 5, 1], [2, 4, 0]]
+"""Of two ranks that share, one is full in five rounds, so client 3, 4 or 5 is a guest."""
+
 
 class Data(NamedTuple):
     """Data of a client: its id, and a random number in each round."""
@@ -70,7 +73,7 @@ def resume(folder: str) -> None:
 
 
 def broken(rank: int) -> fp.Method:
-    """Return the method with an error of client 3, which runs on rank 1."""
+    """Return the method with an error of client 3."""
     whole = method()
 
     def train(data, answer, state):
@@ -105,17 +108,26 @@ def failing_step(rank: int) -> fp.Method:
     return whole._replace(server=whole.server._replace(step=step))
 
 
-def last(rank: int, made: fp.Method, cohorts: Any = COHORTS, start: Any = None) -> fp.Round:
+def last(
+    rank: int, made: fp.Method, cohorts: Any = COHORTS, start: Any = None, share: bool = False
+) -> fp.Round:
     """Run all rounds on this rank."""
-    *_, now = fp.run_rounds(made, Data, cohorts, start=start, group=dist.group.WORLD)
+    *_, now = fp.run_rounds(made, Data, cohorts, start=start, group=dist.group.WORLD, share=share)
     return now
 
 
 def counted_bytes(rank: int) -> int:
     """Count the messages of this rank."""
     ledger = fp.Ledger()
-    last(rank, fp.rounds.counted(method(), ledger))
+    last(rank, fp.rounds.counted(method(), ledger), GUESTS, share=True)
     return ledger.total()
+
+
+def written(rank: int) -> None:
+    """Write into the state of client 4 before it goes to rank 1."""
+    for now in fp.run_rounds(method(), Data, GUESTS, group=dist.group.WORLD, share=True):
+        if rank == 0:
+            now.clients["4"]["own"].add_(1)
 
 
 def from_round(rank: int) -> fp.Round:
@@ -165,8 +177,14 @@ STEPS = {
     ),
     "resumed from one folder": lambda rank: last(rank, method(), start=saved(rank, world=2)),
     "one rank saved": lambda rank: last(rank, method(), start=saved(rank, world=1)),
+    "shared": lambda rank: last(rank, method(), GUESTS, share=True),
+    "shared, from one process": lambda rank: last(
+        rank, method(), GUESTS, list(fp.run_rounds(method(), Data, GUESTS[:2]))[-1], share=True
+    ),
     "bytes": counted_bytes,
-    "client 3 fails": lambda rank: last(rank, broken(rank)),
+    "a guest is changed": written,
+    "one rank shares": lambda rank: last(rank, method(), share=rank == 0),
+    "client 3 fails": lambda rank: last(rank, broken(rank), GUESTS, share=True),
     "servers drift": lambda rank: last(rank, drifting(rank)),
     "servers differ at first": lambda rank: last(rank, drifting(rank, first=True)),
     "a step fails": lambda rank: last(rank, failing_step(rank)),

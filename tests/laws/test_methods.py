@@ -148,12 +148,14 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", method_runs.WAYS)
 @pytest.mark.parametrize(("name", "family"), RUNS)
-def test_two_ranks_equal_one_process(ranks, name, family):
-    expected = plain(METHODS[name].make, name, family)
-    found = [outcomes[name, family] for outcomes in ranks]
+def test_two_ranks_equal_one_process(ranks, name, family, way):
+    expected = plain(METHODS[name].make, name, family, way.split(",")[0])
+    found = [outcomes[name, family, way] for outcomes in ranks]
     for each in found:
         assert_same(dict(each.now.server), dict(expected.now.server), ordered=False)
+        assert each.figures == expected.figures
     clients = {**found[0].now.clients, **found[1].now.clients}
     assert_same(clients, dict(expected.now.clients), ordered=False)
     assert_same(found[0].logits | found[1].logits, expected.logits, ordered=False)

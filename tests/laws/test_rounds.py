@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedprompt as fp
 import small_method
 import two_processes
 from fedprompt.codecs import float16, int8, top_k
 from fedprompt.wire import Header, encode_payload
+from fedprompt.wire.gather import ranks_of
 from same import assert_same
-from small_method import COHORTS, Data, method
+from small_method import COHORTS, GUESTS, Data, method
 
 
 def printed_loop(method, data, cohorts):
@@ -431,6 +434,17 @@ def test_a_refused_optimizer_state_changes_nothing():
     assert_same(fp.rounds.optimizer_state(optimizer), before)
 
 
+@given(st.lists(st.integers(0, 200), unique=True), st.integers(1, 9))
+def test_a_rank_that_shares_is_full_of_its_lowest_clients_before_one_is_a_guest(cohort, world):
+    hosts, most = ranks_of(cohort, world, share=True), -(-len(cohort) // world)
+    for client in cohort:
+        neighbors = [each for each in cohort if each < client and (each - client) % world == 0]
+        assert hosts[client] == client % world or len(neighbors) >= most
+    assert all(list(hosts.values()).count(rank) <= most for rank in range(world))
+    assert hosts == ranks_of(sorted(cohort), world, share=True)
+    assert ranks_of(cohort, world) == {client: client % world for client in cohort}
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Result and seconds of every step in each of two processes."""
@@ -441,28 +455,38 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "step", ["all rounds", "resumed", "resumed from one folder", "all rounds, after all errors"]
-)
+    "step",
+    ["all rounds", "resumed", "resumed from one folder", "shared", "shared, from one process",
+     "all rounds, after all errors"],
+)  # fmt: skip
 def test_two_ranks_equal_one_process(ranks, step):
-    *_, expected = fp.run_rounds(method(), Data, COHORTS)
+    *_, expected = fp.run_rounds(method(), Data, GUESTS if "shared" in step else COHORTS)
     for rank, results in enumerate(ranks):
         now, _ = results[step]
         assert_same(dict(now.server), dict(expected.server), ordered=False)
         own = {client: each for client, each in expected.clients.items() if int(client) % 2 == rank}
         assert_same(dict(now.clients), own, ordered=False)
+        assert now.stateful == expected.stateful
 
 
 @pytest.mark.slow
 def test_the_ledgers_of_ranks_sum_to_that_of_one_process(ranks):
     ledger = fp.Ledger()
-    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, COHORTS))
+    list(fp.run_rounds(fp.rounds.counted(method(), ledger), Data, GUESTS))
     assert sum(results["bytes"][0] for results in ranks) == ledger.total()
 
 
 FAILED = {
     "client 3 fails": (
-        "RuntimeError: rank 1: ZeroDivisionError: no batches\nclient 3, round 1",
         "ZeroDivisionError: no batches; client 3, round 1",
+        "RuntimeError: rank 0: ZeroDivisionError: no batches\nclient 3, round 1",
+    ),
+    "a guest is changed": (
+        "ValueError: client 4, round 2: a state must not be changed between rounds; got a write",
+        "RuntimeError: rank 0: ValueError: client 4, round 2: a state must not be changed",
+    ),
+    "one rank shares": (
+        "ValueError: `share` must be the same on every rank in round 0; got ['True', 'False']",
     ),
     "a step fails": (
         "RuntimeError: rank 1: ArithmeticError: out of numbers\nserver, round 3",
