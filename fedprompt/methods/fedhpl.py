@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, PromptInjector, Trunk
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, PromptedModel, VitSetting, take_step
@@ -67,9 +68,14 @@ def fedhpl(
         keep_all: Whether clients also send the logits of misclassified images.
         deep: Whether each block has its own prompts (Equation 5) or the first one only (4).
         num_prompts: Number of prompts at a block. If None, that of the setting.
-        prompts: Function from a trunk to a module that returns a prompt stream. If given, `deep`
-            and `num_prompts` are not used.
+        prompts: Function from a trunk to a module that returns a prompt stream, in place of `deep`
+            and `num_prompts`.
+
+    Raises:
+        ValueError: If `prompts` is given with `num_prompts` or ``deep=False``.
     """
+    if prompts is not None and not (deep and num_prompts is None):
+        raise check.wrong("prompts", "be None with `num_prompts` or `deep=False`", "a function")
     setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
     prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
     setting = setting if prompts is None else replace(setting, prompts=prompts)

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
@@ -52,13 +53,20 @@ def fedotp(
     """FedOTP: partial transport.
 
     `solver` has its options bound, and takes the place of Newton's method with `epsilon`. `match`
-    takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`.
-    Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
+    takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`, of
+    which the first and the last must be None then. Copies of `shared` and `private`, with their
+    initial values, take the place of the two contexts. Both have equal lengths.
     """
+    check.optional(check.function, "match", match)
+    if match is not None and not (solver is gradient is None):
+        raise check.wrong("match", "be None with `solver` or `gradient`", check.kind(match))
     model = _TwoContexts(setting, match or _transport(mass, epsilon, solver, gradient))
     for name, learner in {"shared": shared, "private": private}.items():
         if learner is not None:
+            check.module(name, learner)
             setattr(model, name, deepcopy(learner))
+    contexts, of = model.shared().shape[1:], "`shared()`, each context"
+    check.shape("private()", model.private()[0], contexts, of)
     return two_contexts(model, learning_rate, local=local)
 
 
@@ -105,7 +113,10 @@ class _TwoContexts(ClipModel):
         """Classify images by the tokens that are read: the patches follow the pooled one."""
         contexts = torch.cat([self.shared(), self.private()])
         text = self.encode_names(contexts, class_specific=contexts.ndim == 4)
-        return self.match(tokens[:, self.read], text, scale=self.scale)
+        logits = self.match(tokens[:, self.read], text, scale=self.scale)
+        check.instance("match", logits, Tensor, "return logits")
+        check.shape("match", logits, (len(tokens), text.shape[1]), "logits (batch, classes) =")
+        return logits
 
 
 def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False) -> fp.Method:

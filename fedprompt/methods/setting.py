@@ -714,6 +714,9 @@ class VitSetting(Setting):
         check.some("trunks", self.trunks, "have at least one trunk")
         check.optional(check.function, "tune", self.tune)
         check.optional(check.function, "prompts", self.prompts)
+        if isinstance(self.prompts, nn.Module):
+            raise check.wrong_type("prompts", "make a module from a trunk", "a module")
+        check.optional(check.count, "num_features", self.num_features)
         trunks = [trunk for trunk in self.trunks if isinstance(trunk, TrainableTrunk)]
         if any([*trunk.trainable.parameters()] for trunk in trunks):
             rule = "be frozen, because `tune` says what clients train"
@@ -773,7 +776,8 @@ class VitSetting(Setting):
             kind = self.model_class(trunk)
             model = kind(trunk, self.num_classes, num_features=self.num_features)
             if model.prompts is None:
-                model.prompts = make(trunk)
+                check.optional(check.module, "prompts(trunk)", made := make(trunk))
+                model.prompts = made
             if tune is not None:
                 model.trunk = tuned_trunk(trunk, tune)
                 model.tuned = model.trunk.trainable

@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.interfaces import Selection
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import VitSetting, take_step
@@ -145,7 +146,7 @@ def sgpt(
         offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
         selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
-    layers = shared_layers, group_layers
+    layers = _whole("shared_layers", shared_layers), _whole("group_layers", group_layers)
     _check(setting.trunk.depth, layers, query_depth, blocks)
     rule = selector if offset is None else partial(selector, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
@@ -173,8 +174,15 @@ def sgpt(
     return fp.Method(train, server, predict, form=form)
 
 
+def _whole(argument, layers):
+    return [*map(int, check.integers(argument, layers))]
+
+
 def _check(depth, layers, query_depth, blocks):
     """Require values in their range, and blocks that train keys with the groups they select."""
+    check.iterable("blocks", blocks, "blocks")
+    for position, block in enumerate(blocks):
+        check.iterable(f"blocks[{position}]", block, "names of parts")
     if not {*range(depth)} >= {*layers[0], *layers[1]}:
         raise ValueError(f"`shared_layers` and `group_layers` must be below {depth}; got {layers}.")
     if query_depth not in (None, *range(1, depth + 1)):
