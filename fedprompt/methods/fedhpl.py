@@ -31,7 +31,6 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, PromptInjector, Trunk
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData, PromptedModel, VitSetting, take_step
@@ -75,7 +74,7 @@ def fedhpl(
         ValueError: If `prompts` is given with `num_prompts` or ``deep=False``.
     """
     if prompts is not None and not (deep and num_prompts is None):
-        raise check.wrong("prompts", "be None with `num_prompts` or `deep=False`", "a function")
+        raise ValueError("`prompts` must be None with `num_prompts` or `deep=False`.")
     setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
     prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
     setting = setting if prompts is None else replace(setting, prompts=prompts)

@@ -17,7 +17,6 @@ Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest
 (tolerance of the solver), without transport 6.4e-15 (2026-11).
 """
 
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -28,10 +27,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.setting import ClipModel, ClipSetting, averaged, take_step
+from fedprompt.methods.setting import (
+    ClipModel,
+    ClipSetting,
+    averaged,
+    check_logits,
+    replace_contexts,
+    take_step,
+)
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
@@ -59,16 +64,10 @@ def fedotp(
     which the first and the last must be None then. Copies of `shared` and `private`, with their
     initial values, take the place of the two contexts. Both have equal lengths.
     """
-    check.optional(check.function, "match", match)
     if match is not None and (solver is not None or gradient is not None):
-        raise check.wrong("match", "be None with `solver` or `gradient`", check.kind(match))
+        raise ValueError("`match` must be None with `solver` or `gradient`; got a function.")
     model = _TwoContexts(setting, match or _transport(mass, epsilon, solver, gradient))
-    for name, learner in {"shared": shared, "private": private}.items():
-        if learner is not None:
-            check.module(name, learner)
-            setattr(model, name, deepcopy(learner))
-    contexts, of = model.shared().shape[1:], "`shared()`, each context"
-    check.shape("private()", model.private()[0], contexts, of)
+    replace_contexts(model, shared=shared, private=private)
     return two_contexts(model, learning_rate, local=local)
 
 
@@ -116,8 +115,7 @@ class _TwoContexts(ClipModel):
         contexts = torch.cat([self.shared(), self.private()])
         text = self.encode_names(contexts, class_specific=contexts.ndim == 4)
         logits = self.match(tokens[:, self.read], text, scale=self.scale)
-        check.instance("match", logits, Tensor, "return logits")
-        check.shape("match", logits, (len(tokens), text.shape[1]), "logits (batch, classes) =")
+        check_logits("match", logits, len(tokens), text.shape[1])
         return logits
 
 

@@ -11,6 +11,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -48,10 +49,13 @@ __all__ = [
     "broadcast",
     "check_at_least_zero",
     "check_inputs",
+    "check_logits",
+    "check_sequences",
     "fedavg_client",
     "known_rows",
     "owned",
     "prototypes",
+    "replace_contexts",
     "take_step",
     "tuned_trunk",
 ]
@@ -606,6 +610,35 @@ def check_at_least_zero(**values: float) -> None:
     """Require finite hyperparameters of at least 0."""
     for name, value in values.items():
         check.number(name, value, at_least=0)
+
+
+def check_sequences(**values: Any) -> None:
+    """Require sequences, such as layers or names of parts."""
+    for name, value in values.items():
+        check.sequence(name, value, "values")
+
+
+def check_logits(argument: str, logits: Any, batch: int, classes: int) -> None:
+    """Require that a function of the caller returned logits (batch, classes)."""
+    check.instance(argument, logits, Tensor, "return logits")
+    check.shape(argument, logits, (batch, classes), "logits (batch, classes) =")
+
+
+def replace_contexts(model: nn.Module, **learners: Any) -> None:
+    """Put copies of learners in place of contexts of a model; all have equal lengths.
+
+    Args:
+        model: Model with context learners as parts.
+        learners: New learners by part. If None, the part stays.
+    """
+    for name, learner in learners.items():
+        if learner is not None:
+            check.module(name, learner)
+            setattr(model, name, deepcopy(learner))
+    first, *others = learners
+    shape, of = model.get_submodule(first)()[0].shape, f"`{first}()`, each context"
+    for name in others:
+        check.shape(f"{name}()", model.get_submodule(name)()[0], shape, of)
 
 
 def known_rows(

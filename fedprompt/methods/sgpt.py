@@ -35,10 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.interfaces import Selection
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import VitSetting, take_step
+from fedprompt.methods.setting import VitSetting, check_sequences, take_step
 from fedprompt.selection import select_nearest
 
 
@@ -146,7 +145,8 @@ def sgpt(
         offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
         selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
-    layers = _whole("shared_layers", shared_layers), _whole("group_layers", group_layers)
+    check_sequences(shared_layers=shared_layers, group_layers=group_layers, blocks=blocks)
+    layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, blocks)
     rule = selector if offset is None else partial(selector, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
@@ -174,16 +174,10 @@ def sgpt(
     return fp.Method(train, server, predict, form=form)
 
 
-def _whole(argument, layers):
-    return [*map(int, check.integers(argument, layers))]
-
-
 def _check(depth, layers, query_depth, blocks):
     """Require values in their range, and blocks that train keys with the groups they select."""
-    check.iterable("blocks", blocks, "blocks")
-    for position, block in enumerate(blocks):
-        check.iterable(f"blocks[{position}]", block, "names of parts")
-    if not {*range(depth)} >= {*layers[0], *layers[1]}:
+    check_sequences(**{f"blocks[{position}]": block for position, block in enumerate(blocks)})
+    if not all(layer in range(depth) for layer in (*layers[0], *layers[1])):
         raise ValueError(f"`shared_layers` and `group_layers` must be below {depth}; got {layers}.")
     if query_depth not in (None, *range(1, depth + 1)):
         raise ValueError(f"`query_depth` must be 1 to {depth}, or None; got {query_depth}.")
