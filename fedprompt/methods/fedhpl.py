@@ -149,8 +149,7 @@ def _taught(
     first: dict[str, Payload] = {str(dim(kind)): sent for kind, sent in forms.items()}
     _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
     step(0, {}, first)  # refuses hyperparameters of the means
-    server = fp.Server(first, answer, step)
-    return fp.Method(train, server, setting.private_model, form=form)
+    return fp.Method(train, fp.Server(first, answer, step), setting.private_model, form=form)
 
 
 @torch.no_grad()
