@@ -325,11 +325,10 @@ def integers(
     for position, value in enumerate(given):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise wrong_type(f"{argument}[{position}]", "be an integer", kind(value))
-    array = np.array(given, dtype=np.int64)
     rule = "be at least 0" if below is None else f"lie in [0, {below}){of}"
-    if array.size and (array.min() < 0 or (below is not None and array.max() >= below)):
-        raise wrong(argument, rule, f"values from {array.min()} to {array.max()}")
-    return array
+    if given and (min(given) < 0 or max(given) >= (LARGEST_INT if below is None else below)):
+        raise wrong(argument, rule, f"values from {min(given)} to {max(given)}")
+    return np.array(given, dtype=np.int64)
 
 
 def entries(argument: str, values: object) -> list[Any]:

@@ -56,15 +56,15 @@ def numbered(
 ) -> tuple[Int64[np.ndarray, " samples"], int]:
     """Number names in sorted order, or among all known ones; return their number as well."""
     place, every = (argument, names) if known is None else (f"all_{argument}", known)
-    entries = check.entries(place, every)
+    entries, own = check.entries(place, every), check.entries(argument, names)
     check.some(place, entries, f"hold at least one {argument[:-1]}")
     wanted = str if isinstance(entries[0], str) else Integral
-    for position, entry in enumerate(entries):
-        if isinstance(entry, bool) or not isinstance(entry, wanted):
-            rule = "be a string or an integer, like all entries"
-            raise check.wrong_type(f"{place}[{position}]", rule, check.kind(entry))
+    for where, given in {place: entries, argument: own}.items():
+        for position, entry in enumerate(given):
+            if isinstance(entry, bool) or not isinstance(entry, wanted):
+                rule = "be a string or an integer, like all entries"
+                raise check.wrong_type(f"{where}[{position}]", rule, check.kind(entry))
     number = {name: position for position, name in enumerate(sorted(set(entries)))}
-    own = check.entries(argument, names)
     if unknown := [name for name in own if name not in number]:
         raise check.wrong(argument, f"be among `{place}`", check.kind(unknown[0]))
     return np.array([number[name] for name in own], dtype=np.int64), len(number)
@@ -77,7 +77,14 @@ def concentrations(
     check.count("num_clients", num_clients)
     if not isinstance(alpha, np.ndarray | list | tuple):
         check.number("alpha", alpha, above=0.0, at_most=LARGEST_ALPHA)
-    array, shape = np.asarray(alpha, dtype=np.float64), (num_clients, num_classes)
+    rule, shape = "be a number, or numbers for clients and classes", (num_clients, num_classes)
+    try:
+        array = np.asarray(alpha)
+    except ValueError as error:  # rows of unlike length
+        raise check.wrong("alpha", rule, check.kind(alpha)) from error
+    if array.dtype.kind not in "iuf":
+        raise check.wrong_type("alpha", rule, check.kind(alpha))
+    array = array.astype(np.float64)
     if wrong := array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist():
         raise check.wrong("alpha", f"be above 0 and at most {LARGEST_ALPHA:g}", wrong[0])
     try:

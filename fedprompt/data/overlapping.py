@@ -106,9 +106,10 @@ def dirichlet_sizes(
     array = _arguments.class_numbers(labels)
     chosen = check.integers("sizes", sizes)
     check.some("sizes", chosen.size, "have the size of at least one client")
-    if chosen.min() < 1 or chosen.sum() > len(array):
+    total = sum(chosen.tolist())  # int64 could overflow
+    if chosen.min() < 1 or total > len(array):
         rule = f"be at least 1, and sum to at most {len(array)}, the number of labels"
-        raise check.wrong("sizes", rule, f"a minimum of {chosen.min()}, a sum of {chosen.sum()}")
+        raise check.wrong("sizes", rule, f"a minimum of {chosen.min()}, a sum of {total}")
     counts, left = [], np.bincount(array)
     drawn = _arguments.concentrations(alpha, len(chosen), len(left))
     for mix, size in zip([*map(generator.dirichlet, drawn)], chosen.tolist(), strict=True):

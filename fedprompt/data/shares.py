@@ -167,9 +167,14 @@ def class_shares(labels: Labels, clients: Sequence[Indices], num_classes: int) -
     """
     check.count("num_classes", num_classes)
     array = _arguments.some_labels(labels, num_classes=num_classes)
+    check.iterable("clients", clients, "index arrays")
     of = ", the positions in `labels`"
-    counts = np.zeros((len(clients), num_classes))
-    for client, positions in enumerate(clients):
-        own = check.integers(f"clients[{client}]", positions, below=len(array), of=of)
-        counts[client] = np.bincount(array[own], minlength=num_classes)
+    held = [
+        check.integers(f"clients[{client}]", positions, below=len(array), of=of)
+        for client, positions in enumerate(clients)
+    ]
+    check.some("clients", held, "have at least one client")
+    if twice := int((np.bincount(np.concatenate(held), minlength=1) > 1).sum()):
+        raise check.wrong("clients", "hold each sample at most once", f"{twice} held twice")
+    counts = np.stack([np.bincount(array[own], minlength=num_classes) for own in held])
     return counts / np.maximum(np.bincount(array, minlength=num_classes), 1)

@@ -128,6 +128,7 @@ def check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> No
 
 def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Require that a user's step returns every parameter, computed from the gradients."""
+    check.instance("update", stepped, Mapping, "return a mapping from names to parameters")
     for name, value in parameters.items():
         new = stepped.get(name)
         if not isinstance(new, Tensor) or new.shape != value.shape:
@@ -147,7 +148,7 @@ def check_scalar_loss(value: object) -> None:
 
 
 def check_twice_differentiable(slope: Tensor | None) -> None:
-    """Require that the gradient of a guide loss can be differentiated again."""
+    """Require that a guide loss, or its gradient, can be differentiated."""
     if slope is None or not slope.requires_grad:
         rule = "be twice differentiable"
         raise check.wrong("loss", rule, "a gradient with respect to `guided` that is constant")

@@ -139,6 +139,7 @@ def guide_gradient(
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
             check.instance("method", tangent, Tensor, "return a tensor")
+            check.shape("method", tangent, batch.guided.shape, "the guided output,")
             value += guide_weight / len(studied) * _response(rows, batch, tangent, loss)
     return Weighted(value, _studied_classes(rows, studied))
 
@@ -214,7 +215,7 @@ def _take(
         for name, value in parameters.items()
     }
     with torch.enable_grad():
-        stepped = dict(update(parameters, leaves, learning_rate=learning_rate))
+        stepped = update(parameters, leaves, learning_rate=learning_rate)
     valid.check_stepped(stepped, parameters)
 
     def pull_back(slope: _Gradients) -> _Gradients:
@@ -244,6 +245,7 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
         table = guides.table.clone().requires_grad_()
         guided = at_least_single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
+        valid.check_twice_differentiable(value)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
         valid.check_twice_differentiable(slope)
         (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)

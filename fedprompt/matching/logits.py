@@ -153,6 +153,7 @@ def transport_logits(
         coupling = solve(cost.detach(), a, b)
         score = gradient(cost, coupling)
         check.instance("gradient", score, Tensor, "return a tensor")
+        check.shape("gradient", score, coupling.plan.shape[:-2], "the problems, (batch, classes) =")
         return scale * (coupling.plan.sum((2, 3)) - score)
 
 

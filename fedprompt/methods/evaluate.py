@@ -104,6 +104,7 @@ class HeldOut:
         name = "labels" if self.cells is None else "cells"
         for first in list(mixes.values())[:1]:
             for client, mix in mixes.items():
+                check.count("key of mixes", client, at_least=0)
                 check.counts(f"mixes[{client}]", mix, "(cells,)", ndims=(1,))
                 check.shape(f"mixes[{client}]", mix, first.shape)
                 check.some(f"mixes[{client}]", mix.any(), "count at least one input")
@@ -472,6 +473,10 @@ def _own_figures(clients: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {"own": sum(own) / len(own), "worst": min(own), "pooled": pooled}
 
 
+def _doubled(ids: Sequence[int]) -> list[int]:
+    return sorted({client for client in ids if ids.count(client) > 1})
+
+
 def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[int]:
     check.iterable(argument, clients, "ids of clients")
     ids = list(clients)
@@ -479,8 +484,8 @@ def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[
         check.count(f"{argument}[{position}]", client, at_least=0)
         if client not in federation.shards:
             raise check.wrong(argument, "have clients of `federation`", client)
-    if doubled := sorted({client for client in ids if ids.count(client) > 1}):
-        raise check.wrong(argument, "have a client at most once", doubled)
+    if twice := _doubled(ids):
+        raise check.wrong(argument, "have a client at most once", twice)
     return ids
 
 
@@ -490,12 +495,13 @@ def _checked_domains(
     check.instance("domains", domains, Mapping, "map names to ids of clients")
     found = {}
     for name, ids in domains.items():
+        check.text("key of domains", name)
         if name in _FIGURES:
             raise check.wrong("domains", "have other names than the figures have", repr(name))
         check.iterable(f"domains[{name!r}]", ids, "ids of clients")
         found[name] = list(ids)
-        if not found[name] or set(found[name]) - set(clients):
-            rule = "have some of the clients that are tested"
+        if not found[name] or set(found[name]) - set(clients) or _doubled(found[name]):
+            rule = "have some of the clients that are tested, each once"
             raise check.wrong(f"domains[{name!r}]", rule, found[name])
     return found
 

@@ -69,9 +69,14 @@ def fedhpl(
         keep_all: Whether clients also send the logits of misclassified images.
         deep: Whether each block has its own prompts (Equation 5) or the first one only (4).
         num_prompts: Number of prompts at a block. If None, that of the setting.
-        prompts: Function from a trunk to a module that returns a prompt stream. If given, `deep`
-            and `num_prompts` are not used.
+        prompts: Function from a trunk to a module that returns a prompt stream, in place of `deep`
+            and `num_prompts`.
+
+    Raises:
+        ValueError: If `prompts` is given with `num_prompts` or ``deep=False``.
     """
+    if prompts is not None and not (deep and num_prompts is None):
+        raise ValueError("`prompts` must be None with `num_prompts` or `deep=False`.")
     setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
     prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
     setting = setting if prompts is None else replace(setting, prompts=prompts)
@@ -146,8 +151,7 @@ def _taught(
     first: dict[str, Payload] = {str(dim(kind)): sent for kind, sent in forms.items()}
     _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
     step(0, {}, first)  # refuses hyperparameters of the means
-    server = fp.Server(first, answer, step)
-    return fp.Method(train, server, setting.private_model, form=form)
+    return fp.Method(train, fp.Server(first, answer, step), setting.private_model, form=form)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ rate of FedL2G-l is 1, and 0.1 in the paper. The server clips the gradient to no
 authors' code. Clients do not clip theirs, which the code clips to 100, too. The guide loss has the
 weight 0.1, and 1 in the paper. The quiz has the paper's ten images, or a quarter of the images of a
 smaller client. The study batch is the last one of the round; if no step is taken, it is drawn.
+Features of a common width come from a learned projection, where the paper pools them to 512.
 
 Compared: TsingZ0/FedL2G 4db2d14 by double backward, with the deviations above, float64, largest
 difference 1.1e-16 (2026-11).

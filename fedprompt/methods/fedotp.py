@@ -9,13 +9,14 @@ client, and `pooled` compares the contexts with the pooled token alone.
 Up: a context (T D numbers). Down: a context.
 
 Deviations: transport is solved by Newton's method to its solution, where the paper stops Dykstra's
-algorithm early; that is `solver`. The optimizer is as in all methods, where the paper uses SGD.
+algorithm early; that is `solver`. The learning rate is 0.005, and 0.001 in the paper. These are
+fields of the setting: the optimizer is AdamW, where the paper uses SGD, and a context has eight
+tokens in place of 16.
 
 Compared: HongxiaLee/FedOTP 9948611, with the deviations above, float64, largest difference 3.8e-8
 (tolerance of the solver), without transport 6.4e-15 (2026-11).
 """
 
-from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
-from fedprompt.methods.models import ClipModel, ClipSetting
+from fedprompt.methods.models import ClipModel, ClipSetting, check_logits, replace_contexts
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
 from fedprompt.methods.steps import averaged, take_step
 
@@ -53,13 +54,14 @@ def fedotp(
     """FedOTP: partial transport.
 
     `solver` has its options bound, and takes the place of Newton's method with `epsilon`. `match`
-    takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`.
-    Copies of `shared` and `private`, with their initial values, take the place of the two contexts.
+    takes the place of :func:`fedprompt.transport_logits` with `solver`, `mass` and `gradient`, of
+    which the first and the last must be None then. Copies of `shared` and `private`, with their
+    initial values, take the place of the two contexts. Both have equal lengths.
     """
+    if match is not None and (solver is not None or gradient is not None):
+        raise ValueError("`match` must be None with `solver` or `gradient`; got a function.")
     model = _TwoContexts(setting, match or _transport(mass, epsilon, solver, gradient))
-    for name, learner in {"shared": shared, "private": private}.items():
-        if learner is not None:
-            setattr(model, name, deepcopy(learner))
+    replace_contexts(model, shared=shared, private=private)
     return two_contexts(model, learning_rate, local=local)
 
 
@@ -106,7 +108,9 @@ class _TwoContexts(ClipModel):
         """Classify images by the tokens that are read: the patches follow the pooled one."""
         contexts = torch.cat([self.shared(), self.private()])
         text = self.encode_names(contexts, class_specific=contexts.ndim == 4)
-        return self.match(tokens[:, self.read], text, scale=self.scale)
+        logits = self.match(tokens[:, self.read], text, scale=self.scale)
+        check_logits("match", logits, len(tokens), text.shape[1])
+        return logits
 
 
 def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False) -> fp.Method:

@@ -1,6 +1,7 @@
 """Models of the gallery, and the settings that make them from frozen transformers."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -89,6 +90,9 @@ class VitSetting(Setting):
         check.some("trunks", self.trunks, "have at least one trunk")
         check.optional(check.function, "tune", self.tune)
         check.optional(check.function, "prompts", self.prompts)
+        if isinstance(self.prompts, nn.Module):
+            raise check.wrong_type("prompts", "make a module from a trunk", "a module")
+        check.optional(check.count, "num_features", self.num_features)
         trunks = [trunk for trunk in self.trunks if isinstance(trunk, TrainableTrunk)]
         if any([*trunk.trainable.parameters()] for trunk in trunks):
             rule = "be frozen, because `tune` says what clients train"
@@ -148,7 +152,8 @@ class VitSetting(Setting):
             kind = self.model_class(trunk)
             model = kind(trunk, self.num_classes, num_features=self.num_features)
             if model.prompts is None:
-                model.prompts = make(trunk)
+                check.optional(check.module, "prompts(trunk)", made := make(trunk))
+                model.prompts = made
             if tune is not None:
                 model.trunk = tuned_trunk(trunk, tune)
                 model.tuned = model.trunk.trainable
@@ -272,3 +277,32 @@ class ClipSetting(Setting):
     def handwritten_text(self) -> Float[Tensor, "classes dim"]:
         """Encode the class names in the handwritten template, normalized."""
         return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])
+
+
+def check_sequences(**values: Any) -> None:
+    """Require sequences, such as layers or names of parts."""
+    for name, value in values.items():
+        check.sequence(name, value, "values")
+
+
+def check_logits(argument: str, logits: Any, batch: int, classes: int) -> None:
+    """Require that a function of the caller returned logits (batch, classes)."""
+    check.instance(argument, logits, Tensor, "return logits")
+    check.shape(argument, logits, (batch, classes), "logits (batch, classes) =")
+
+
+def replace_contexts(model: nn.Module, **learners: Any) -> None:
+    """Put copies of learners in place of contexts of a model; all have equal lengths.
+
+    Args:
+        model: Model with context learners as parts.
+        learners: New learners by part. If None, the part stays.
+    """
+    for name, learner in learners.items():
+        if learner is not None:
+            check.module(name, learner)
+            setattr(model, name, deepcopy(learner))
+    first, *others = learners
+    shape, of = model.get_submodule(first)()[0].shape, f"`{first}()`, each context"
+    for name in others:
+        check.shape(f"{name}()", model.get_submodule(name)()[0], shape, of)

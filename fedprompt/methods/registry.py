@@ -106,7 +106,7 @@ def register(
     """Add a function to `METHODS`, which then checks its hyperparameters.
 
     A hyperparameter whose default is a number must be a number in the range of its name, such as
-    "rank" or "server_rate" (`RANGES`), or of the last word of its name.
+    "rank" or "server_rate" (`RANGES`), or of the last word of its name. A piece must be a function.
 
     Args:
         title: Name in tables.
@@ -142,6 +142,8 @@ def register(
             for option, default in _hyperparameters(make).items():
                 if option in given:
                     _check(option, given[option], default)
+            for piece in _pieces(make) & given.keys():
+                check.optional(check.function, piece, given[piece])
             return make(*arguments, **given)
 
         if name in METHODS:
@@ -174,6 +176,12 @@ def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
     keywords = [option for option in options if option.kind is option.KEYWORD_ONLY]
     values = {one.name: one.default for one in keywords if not _is_piece(one.annotation)}
     return {name: value for name, value in values.items() if not callable(value)}
+
+
+def _pieces(make: Callable[..., Method]) -> set[str]:
+    """Return the arguments that have a protocol as type."""
+    options = inspect.signature(make).parameters.values()
+    return {option.name for option in options if _is_piece(option.annotation)}
 
 
 def _is_piece(kind: Any) -> bool:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Selection
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
 from fedprompt.selection import select_nearest
@@ -146,6 +146,7 @@ def sgpt(
         offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
         selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
+    check_sequences(shared_layers=shared_layers, group_layers=group_layers, blocks=blocks)
     layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, blocks)
     rule = selector if offset is None else partial(selector, offset=offset)
@@ -176,7 +177,8 @@ def sgpt(
 
 def _check(depth, layers, query_depth, blocks):
     """Require values in their range, and blocks that train keys with the groups they select."""
-    if not {*range(depth)} >= {*layers[0], *layers[1]}:
+    check_sequences(**{f"blocks[{position}]": block for position, block in enumerate(blocks)})
+    if not all(layer in range(depth) for layer in (*layers[0], *layers[1])):
         raise ValueError(f"`shared_layers` and `group_layers` must be below {depth}; got {layers}.")
     if query_depth not in (None, *range(1, depth + 1)):
         raise ValueError(f"`query_depth` must be 1 to {depth}, or None; got {query_depth}.")

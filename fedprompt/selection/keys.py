@@ -158,6 +158,7 @@ class SelectionKeys(nn.Module):
         if not self.training:
             return select_nearest(query, keys)
         selection = self.selector(query, keys, usage=self.usage + self.counts)
+        check.instance("selector", selection, Selection, "return a Selection")
         self.counts.index_add_(0, selection.indices, torch.ones_like(selection.indices))
         return selection
 

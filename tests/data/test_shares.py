@@ -99,6 +99,9 @@ dirichlet(alpha=1e+308) -> ValueError: `alpha` must be at most 1e+12; got 1e+308
 dirichlet(alpha=[[1.0, 2.0]]) -> ValueError: `alpha` must be a number, or broadcast to (clients, cl
 dirichlet(min_per_class=0.6) -> ValueError: `min_per_class` must be at most 0.5; got 0.6
 class_shares([0, 1], [[2]], 2) -> ValueError: `clients[0]` must lie in [0, 2), the positions in
+class_shares([0, 1], [[0], [0, 1]], 2) -> ValueError: `clients` must hold each sample at most once
+class_shares([0, 1], [], 2) -> ValueError: `clients` must have at least one client; got none
+class_shares([0, 1], 3, 2) -> TypeError: `clients` must be an iterable of index arrays; got 3
 class_shares([0, 1], [[0]], 1) -> ValueError: `labels` must lie in [0, 1); got
 dirichlet(generator=0) -> TypeError: `generator` must be a torch.Generator or a numpy Generator
 pathological(classes_per_client=2) -> ValueError: `classes_per_client` must be a multiple of 5

@@ -84,6 +84,9 @@ run(guides=zeros(5)) -> ValueError: `guides` must have shape (classes, dim); got
 run(guides=draw_guides(7)) -> ValueError: `guided` must have the shape of labels by columns
 run(guides=draw_guides(5, classes=6)) -> ValueError: `logits` must have the shape of labels by
 run(learning_rate=-0.1) -> ValueError: `learning_rate` must be at least 0; got -0.1
+run(method=lambda *_: zeros(1)) -> ValueError: `method` must have the shape of the guided output
+run(update=lambda *_, **rate: None) -> TypeError: `update` must return a mapping from names
+run(loss=lambda a, b: (a - b).sum().detach()) -> ValueError: `loss` must be twice differentiable
 run(guide_weight=-1.0) -> ValueError: `guide_weight` must be at least 0; got -1.0
 run(study=(IMAGES, tensor([0, 1, 5, 0, 0]))) -> ValueError: `study labels` must lie in [0
 run(quiz=[QUIZ[0], (IMAGES, tensor([0, 1, -1, 0, 0]))]) -> ValueError: `quiz[1] labels` must lie in

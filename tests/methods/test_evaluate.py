@@ -279,7 +279,9 @@ call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`;
 call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
 call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be
-call(domains={'a': [2]}) -> ValueError: must have some of the clients that are tested; got [2]
+call(domains={'a': [2]}) -> ValueError: have some of the clients that are tested, each once; got [2]
+call(domains={'a': [0, 0]}) -> ValueError: the clients that are tested, each once; got [0, 0]
+call(domains={3: [0]}) -> TypeError: `key of domains` must be a string; got 3
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0
@@ -299,6 +301,7 @@ mixed(MIX, cells=LABELS + 1) -> ValueError: `cells` must lie in [0, 3); got valu
 held(own=[LABELS]) -> TypeError: `own` must map ids of clients to positions
 owned([0], [4]) -> ValueError: `own[1]` must lie in [0, 4); got values from 4 to 4
 held(own={0: LABELS[:0]}) -> ValueError: `own[0]` must have at least one position
+held(mixes={'0': MIX}) -> TypeError: `key of mixes` must be an integer; got '0'
 held(own={-1: LABELS}) -> ValueError: `key of own` must be at least 0
 """
 

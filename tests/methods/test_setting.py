@@ -116,6 +116,7 @@ setting(device='cdua') -> ValueError: `device` must name a device of PyTorch; go
 setting(autocast=torch.float16) -> ValueError: `autocast` must be torch.bfloat16 or None
 methods.fedprox(setting(), learning_rate='x') -> TypeError: `learning_rate` must be a number
 setting(rounds=2.5) -> TypeError: `rounds` must be an integer; got 2.5
+tiny.vit_federation(num_features=0) -> ValueError: `num_features` must be at least 1; got 0
 tiny.vit_federation(trunks=[]) -> ValueError: `trunks` must have at least one trunk; got none
 tiny.vit_federation(trunks=[trained()]) -> ValueError: `trunks` must be frozen, because `tune` says
 tiny.vit_federation(tune=3) -> TypeError: `tune` must be a function; got 3
