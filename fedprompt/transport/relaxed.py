@@ -80,7 +80,7 @@ def unbalanced(
     both = rho if isinstance(rho, tuple) else (rho, rho)
     check.pair("rho", both, "be a number, or a pair for rows and columns")
     for weight in both:
-        if weight != math.inf:
+        if isinstance(weight, Tensor) or weight != math.inf:  # vmap cannot compare a tensor
             check.divisor("rho", weight)
     exact = True if min(both) == math.inf else None
     options = (partial(_solve, rho=both), epsilon, tolerance, max_iterations)

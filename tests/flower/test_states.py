@@ -96,4 +96,5 @@ def test_an_answer_comes_to_the_device_of_the_method():
     plain, elsewhere = torch.ones(2), torch.ones(2, device="meta")
     assert _beside(plain, elsewhere).is_meta
     moved = _beside(fp.Weighted(plain, plain), fp.Weighted(elsewhere, elsewhere))
-    assert moved.value.is_meta and moved.weight.is_meta
+    assert moved.value.is_meta
+    assert moved.weight.is_meta
