@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -79,8 +80,9 @@ def unbalanced(
     """
     both = rho if isinstance(rho, tuple) else (rho, rho)
     check.pair("rho", both, "be a number, or a pair for rows and columns")
+    weight: Any  # vmap cannot compare a tensor
     for weight in both:
-        if isinstance(weight, Tensor) or weight != math.inf:  # vmap cannot compare a tensor
+        if isinstance(weight, Tensor) or weight != math.inf:
             check.divisor("rho", weight)
     exact = True if min(both) == math.inf else None
     options = (partial(_solve, rho=both), epsilon, tolerance, max_iterations)
