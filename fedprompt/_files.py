@@ -95,10 +95,15 @@ def _created(lock: Path) -> int | None:
     """Take the lock by making its file, or by removing that of a dead process of this machine."""
     with suppress(FileExistsError):
         descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        os.write(descriptor, _me())
+        try:
+            os.write(descriptor, _me())
+        except BaseException:  # a lock without a name would block all others
+            os.close(descriptor)
+            lock.unlink(missing_ok=True)
+            raise
         return descriptor
     holder = _holder(lock)
-    if holder and holder["host"] == socket.gethostname() and not _is_alive(holder["process"]):
+    if _is_stale(lock, holder):
         stale = lock.with_name(f"{lock.name}.{secrets.token_hex(8)}")
         with suppress(FileNotFoundError):
             os.rename(lock, stale)  # of two processes one can
@@ -123,10 +128,20 @@ def _holder(lock: Path) -> dict[str, Any] | None:
     return None
 
 
+def _is_stale(lock: Path, holder: dict[str, Any] | None) -> bool:
+    """Whether the process of a lock is dead. Without a name, it died before it wrote its name."""
+    if holder:
+        return holder["host"] == socket.gethostname() and not _is_alive(holder["process"])
+    with suppress(FileNotFoundError):
+        status = lock.lstat()
+        return stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > WAIT / 2
+    return False
+
+
 def _is_alive(process: object) -> bool:
     """Whether a process of this machine runs, as far as the system tells."""
-    if not isinstance(process, int) or os.name != "posix":  # elsewhere a signal ends the process
-        return True
+    if type(process) is not int or not 0 < process < 2**31 or os.name != "posix":
+        return True  # elsewhere a signal ends the process
     try:
         os.kill(process, 0)
     except ProcessLookupError:

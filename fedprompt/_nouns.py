@@ -118,6 +118,8 @@ def method(method: Any, *, needs_form: bool = False) -> None:
     for name in ("client", "predict", "server.answer", "server.step"):
         function(f"method.{name}", attrgetter(name)(method))
     count("method.exchanges", method.exchanges)
+    instance("method.server.changes", method.server.changes, bool | None, "be a bool or None")
+    instance("method.wrappers", method.wrappers, tuple, "be a tuple of names")
     if needs_form or method.form is not None:
         function("method.form", method.form, "be a function, by which messages are decoded")
 

@@ -85,6 +85,18 @@ def test_the_lock_of_a_killed_process_is_taken_over(lock, save, flock, tmp_path,
             )
 
 
+def test_a_lock_without_a_name_blocks_nobody_for_ever(tmp_path, monkeypatch):
+    """A process was killed, or its disk was full, before it wrote its name."""
+    monkeypatch.setattr(files, "fcntl", None)
+    lock = tmp_path / ".prompts.lock"
+    lock.touch()
+    saved_prompts(tmp_path)
+    monkeypatch.setattr(files, "_me", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        saved_prompts(tmp_path)
+    assert not lock.exists()
+
+
 def test_planted_links_and_files_of_the_user_are_left_alone(tmp_path):
     path, treasure = tmp_path / "prompts", tmp_path / "treasure"
     treasure.write_text("mine")

@@ -88,9 +88,11 @@ class Probe:
         if found.shape != expected.shape:
             rule = f"return features of shape {tuple(found.shape)}"
             raise self._wrong(rule, tuple(expected.shape))
+        if not expected.isfinite().all():
+            raise self._wrong("return finite features", "NaN or infinity")
         found, expected = found.double(), expected.to(found.device).double()
         scale, difference = expected.abs().max(), (found - expected).abs().max()
-        if difference > self._bound() * scale:
+        if not difference <= self._bound() * scale:  # it may be NaN
             parts = [
                 f"{type(part).__name__}.{n}" for part in self.containers for n, _ in changes(part)
             ]
@@ -221,5 +223,6 @@ def restored_on_error(model: nn.Module) -> Iterator[None]:
         for module, mode in modes:
             module.training = mode
         for parameter, flag in flags:
-            parameter.requires_grad_(flag)
+            if parameter.requires_grad != flag and not parameter.is_inference():
+                parameter.requires_grad_(flag)
         raise

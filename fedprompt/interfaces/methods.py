@@ -6,6 +6,7 @@ Every engine runs the same objects: one process, ranks, Flower.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces.nouns import Message
 
@@ -99,6 +100,9 @@ class Round(_Parts):
         made = super().__new__(cls, server_round, server, clients)
         if stateful == ():
             stateful = _holders(clients)
+        if stateful is not None:
+            check.iterable("stateful", stateful, "ids of clients, as strings")
+            check.texts("stateful", stateful := list(stateful), at_least=0)
         made.stateful = None if stateful is None else frozenset(stateful)
         return made
 
@@ -161,6 +165,7 @@ class _Missed(Mapping[str, Any]):
 def check_wrappers(method: Method, client: int | str, state: State) -> None:
     """Refuse the state of a coded run for a method that is not coded, and the other way round."""
     depth, inner = 0, state
+    check.instance(f"clients[{str(client)!r}]", state, Mapping, "be a dict")
     while len(inner) == len(CODED) and all(key in inner for key in CODED):
         depth, inner = depth + 1, inner["client"]
     codecs = method.wrappers.count("coded")

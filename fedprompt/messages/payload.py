@@ -73,6 +73,8 @@ def collect(
     values = {
         name: value for name, value in values.items() if value.is_floating_point() or not buffers
     }
+    if not values:
+        raise check.wrong("only", "name floating-point numbers", "integers alone")
     if only is None and not buffers:
         _warn_of_frozen(module, values)
     rows = {} if rows is None else rows

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Message, Method, Round, State
@@ -88,6 +89,7 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
     check.function("make", make)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
+    check.count("federation.setting.rounds", federation.setting.rounds)
     _check_reach(make, federation)
     device = torch.device(federation.setting.device).type
     started: Any = torch.cuda.is_initialized
@@ -129,7 +131,9 @@ def _recorded(make: Callable[..., Method], federation: Federation) -> list[_Call
         return call
 
     with _stream() as draw:
-        client, server, *_ = method = make(replace(federation.setting))
+        method = make(replace(federation.setting))
+        nouns.method(method)
+        client, server = method.client, method.server
         answer = watched("answer", draw(server.answer), "client {}")
         step = watched("step", draw(server.step), "round {}")
         train = watched("train", draw(client), _TURN)
@@ -218,7 +222,8 @@ def _serve(make: Callable[..., Method], federation: Federation, pipe: Any) -> No
         while True:
             calls, client = pickle.loads(pipe.recv_bytes())
             if process := _fork():
-                os.waitpid(process, 0)
+                if os.waitpid(process, 0)[1]:  # it crashed, or was killed
+                    return
                 continue
             found: str | None = None
             try:

@@ -6,7 +6,8 @@ Supervision", ICML 2021.
 
 Up: nothing. Down: nothing.
 
-Deviations: there is one sentence for each class, without an ensemble.
+Deviations: there is one sentence for each class, without an ensemble. No steps are taken, so
+`schedule`, `make_optimizer` and `autocast` of the setting are not read.
 
 Compared: its definition, float64, largest difference 6.9e-15 (2026-11).
 """

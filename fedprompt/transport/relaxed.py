@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -79,6 +80,7 @@ def unbalanced(
     """
     both = rho if isinstance(rho, tuple) else (rho, rho)
     check.pair("rho", both, "be a number, or a pair for rows and columns")
+    weight: Any  # vmap cannot compare a tensor
     for weight in both:
         if not (isinstance(weight, float) and weight == math.inf):
             check.divisor("rho", weight)

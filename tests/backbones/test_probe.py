@@ -103,6 +103,16 @@ def changed(part, method, function):
     return part
 
 
+def infinite(model):
+    nn.init.constant_(model.norm.weight, torch.inf)
+    return model
+
+
+@torch.inference_mode()
+def inferred():
+    return tiny_vit()
+
+
 def unread():
     model = tiny_vit()
     model.extra = nn.Linear(2, 2)
@@ -128,6 +138,8 @@ REFUSED = {
     "got none in transformer.resblocks.0.mlp.c_fc": lambda: fp.vit_trunk(int8(make_clip().visual)),
     "`clip_model` must run in eval mode": lambda: worded(int8(make_clip())),
     "got extra.weight, extra.bias": unread,
+    "`model` must return finite features": lambda: fp.vit_trunk(infinite(tiny_vit())),
+    "got RuntimeError: Inference tensors cannot be saved": lambda: fp.vit_trunk(inferred()),
     "from VisionTransformer.forward_features": later,
     "`model` must return one tensor of features": lambda: fp.vit_trunk(
         changed(tiny_vit(), "forward", lambda images: {"features": images})

@@ -38,7 +38,7 @@ def spoil(client: int, change: Callable[[bytes], bytes], server_round: int = 0) 
 
     def fault(reply: Envelope) -> list[Envelope]:
         if reply.metadata.message_type == "train" and concerns(reply, client, server_round):
-            (record,) = reply.content.values()
+            (record,) = reply.content.array_records.values()
             return [replying(reply, change(record["blob"].data))]
         return [reply]
 
@@ -125,9 +125,9 @@ def test_errors_and_foreign_records_are_left_out(content, log):
 
 def test_only_the_first_of_two_replies_is_used(log):
     def twice(reply: Envelope) -> list[Envelope]:
-        if reply.metadata.message_type != "train" or not reply.content:
+        if reply.metadata.message_type != "train" or not reply.content.array_records:
             return [reply, reply] if reply.metadata.message_type == "train" else [reply]
-        (record,) = reply.content.values()
+        (record,) = reply.content.array_records.values()
         expect = fp.wire.Expected(method().form(0))
         payload, header = fp.wire.decode_payload(
             record["blob"].data, expect=expect, max_bytes=MAX_BYTES

@@ -46,6 +46,9 @@ def test_a_run_that_ends_within_a_round_continues_from_the_round_before():
     strategy.start(grid_of(made), ArrayRecord(), num_rounds=3)
     (expected,) = islice(fp.run_rounds(method(), Data, COHORTS), 1)
     assert_equal(tuple(strategy.now), tuple(expected._replace(clients={})))
+    assert strategy.now.stateful == expected.stateful
+    with pytest.raises(ValueError, match="must have the state of client 4, which"):
+        strategy.now.model(made, Data(4, 0))
 
 
 @pytest.mark.parametrize("kept", ["in a directory", "in the context"])
@@ -95,5 +98,6 @@ def test_a_state_may_be_any_tree_and_other_records_are_kept():
 def test_an_answer_comes_to_the_device_of_the_method():
     plain, elsewhere = torch.ones(2), torch.ones(2, device="meta")
     assert _beside(plain, elsewhere).is_meta
-    moved = _beside(fp.Weighted(plain, plain), fp.Weighted(elsewhere, plain))
-    assert (moved.value.is_meta, moved.weight.is_meta) == (True, False)
+    moved = _beside(fp.Weighted(plain, plain), fp.Weighted(elsewhere, elsewhere))
+    assert moved.value.is_meta
+    assert moved.weight.is_meta

@@ -94,7 +94,7 @@ class InProcessGrid(Grid):
         except Exception as error:
             return Message(Error(2, repr(error)), reply_to=message)
         self.contexts[node] = context_to_proto(context).SerializeToString()
-        if training and reply.content:
+        if training and reply.content.array_records:
             self.sent.append(("up", _length(reply)))
         return reply
 
@@ -117,6 +117,6 @@ class InProcessGrid(Grid):
 
 
 def _length(message: Message) -> int:
-    (record,) = message.content.values()
+    (record,) = message.content.array_records.values()
     (array,) = record.values()
     return len(array.data)

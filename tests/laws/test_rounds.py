@@ -253,6 +253,12 @@ REFUSED = {
     "server, round 0: `state` must be a dict; got a list": lambda: stepping([1]),
     "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), Data, [[2]]),
     "`method` must be a Method(client, server, predict)": lambda: (small_method, Data, [[2]]),
+    "`method.server.changes` must be a bool or None; got 'no'": lambda: (
+        method()._replace(server=method().server._replace(changes="no")),
+        Data,
+        [[2]],
+    ),
+    "`method.wrappers` must be a tuple": lambda: (method()._replace(wrappers="coded"), Data, [[2]]),
 }
 
 
@@ -273,9 +279,16 @@ def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
         (fp.Round(0, {}, {"a": {}}), "`start.clients` must have ids of clients as keys; got 'a'"),
         (fp.Round(0, {}, {}, ["3"]), "`start` must have the state of each client that has one"),
         (fp.Round(0, {}, {"3": {"client": {"a": 1}, "codec": {}}}), "`method` must have 1 codecs"),
+        (fp.Round(0, {}, {"3": 5}), r"`clients\['3'\]` must be a dict; got 5"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             next(fp.run_rounds(method(), Data, COHORTS, start=start))
+    coded, start = fp.rounds.coded(method(), int8()), fp.Round(0, {}, {"3": {"own": 1}})
+    with pytest.raises(ValueError, match=r"`method` must have 0 codecs, .* client 3; got 1"):
+        next(fp.run_rounds(coded, Data, COHORTS, start=start))
+    for ids in ([3], "3"):
+        with pytest.raises(TypeError, match="`stateful"):
+            fp.Round(0, {}, {}, ids)
     with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
         fp.rounds.coded(method()._replace(form=None), int8())
 

@@ -1,5 +1,6 @@
 """Laws of the fields of a setting, over the whole gallery: schedule, steps, autocast, ranges."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -39,12 +40,21 @@ def test_no_client_moves_at_a_rate_of_0_or_without_steps(name, family, changes):
         with pytest.raises(ValueError, match=r"^`steps` must be at least 1"):
             made(name, family, **changes)
         return
-    federation, method = made(name, family, **changes)
+    optimizers = []
+
+    def make_optimizer(parameters, **options):
+        optimizers.append(torch.optim.AdamW(parameters, **options))
+        return optimizers[-1]
+
+    federation, method = made(name, family, **changes, make_optimizer=make_optimizer)
     start = fp.Round(-1, method.server.state, {})
     first = parameters(start.model(method, federation.data(0, 0)))
     *_, now = fp.run_rounds(method, federation.data, [[0, 1], [1, 0]])
     if name not in PERSONALIZED_OTHERWISE:
         assert_same(parameters(now.model(method, federation.data(0, 1))), first, ordered=False)
+    if not optimizers and "steps" not in changes:  # what is not read is said on its page
+        page = inspect.getdoc(inspect.getmodule(METHODS[name].make))
+        assert "`make_optimizer`" in page
 
 
 @pytest.mark.parametrize(("name", "family"), RUNS)

@@ -133,6 +133,8 @@ collect(Model(), weight=1, only=[]) -> ValueError: `only` must each match a name
 snapshot(Model(), only=[3]) -> TypeError: `only[0]` must be a string; got 3
 snapshot(Model(), only='keys') -> TypeError: `only` must be an iterable of names or prefixes, such
 snapshot(nn.ReLU()) -> ValueError: `module` must have parameters; got ReLU
+collect(nn.BatchNorm1d(2), weight=1, buffers=True, only=['num_batches_tracked']) \
+-> ValueError: `only` must name floating-point numbers; got integers alone
 """
 
 

@@ -333,3 +333,21 @@ def test_inputs_that_noise_cannot_replace_are_refused():
     federation = replace(separated(vit_federation()), inputs=Zeros())
     with pytest.raises(TypeError, match=r"`federation.inputs` must be a tensor; got a Zeros"):
         check_messages(fedprox, federation)
+
+
+def test_a_method_whose_repeats_end_the_process_is_an_error(small):
+    here = os.getpid()
+
+    def make(setting):
+        return sending(lambda data: secret(data) if os.getpid() == here else os._exit(3))(setting)
+
+    with pytest.raises(RuntimeError, match="The process that repeats the calls has ended"):
+        check_messages(make, small)
+
+
+@pytest.mark.bad_input
+def test_a_run_without_rounds_and_a_function_without_a_method_are_refused(small):
+    with pytest.raises(ValueError, match=r"`federation\.setting\.rounds` must be at least 1"):
+        check_messages(fedprox, replace(small, setting=replace(small.setting, rounds=0)))
+    with pytest.raises(TypeError, match=r"`method` must be a Method\(client, server, predict\)"):
+        check_messages(lambda setting: None, small)
