@@ -34,7 +34,7 @@ def minimum_counts(
 
 
 def raised(
-    shares: Float64[np.ndarray, "clients classes"], least: Float64[np.ndarray, " classes"] | float
+    shares: Float64[np.ndarray, "clients classes"], least: Float64[np.ndarray, "..."] | float
 ) -> Float64[np.ndarray, "clients classes"]:
     """Raise shares to the least ones, and scale the others down; columns sum to 1 as before."""
     low = np.zeros(shares.shape, dtype=bool)

@@ -50,8 +50,9 @@ class Weighted(_Entry):
             if weight.is_meta != value.is_meta:
                 rule = f"be on the device of `value`, {value.device}"
                 raise check.wrong("weight", rule, weight.device)
-            leading = value.shape[: weight.ndim]
-            check.shape("weight", weight, leading, "the leading axes of `value`")
+            if weight.shape != value.shape[: weight.ndim]:
+                of = "the leading axes of `value`"
+                check.shape("weight", weight, value.shape[: weight.ndim], of)
         return super().__new__(cls, value, weight)
 
     @property

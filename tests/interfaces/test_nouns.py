@@ -77,6 +77,7 @@ def test_an_entry_without_tensors_may_stand_for_axes_or_shapes():
         fp.weighted_mean([fp.Weighted(0, 0)])
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_parts_that_do_not_fit_are_refused_when_it_is_made(call, error, message):
     check_refused(call, error, message, globals())
