@@ -107,6 +107,8 @@ class Setting:
             check.count(name, getattr(self, name), at_least=least)
         check.count("seed", self.seed, at_least=0)
         check.sequence("clients", self.clients, "ids, such as range(100)")
+        if len({*self.clients}) < len(self.clients):
+            raise check.wrong("clients", "have each id once", check.kind(self.clients))
         check.optional(check.function, "schedule", self.schedule)
         check.function("make_optimizer", self.make_optimizer, "make an optimizer")
         if self.autocast not in (None, torch.bfloat16):

@@ -61,6 +61,37 @@ def test_two_ranks_next_to_one_process(clients, cohort, share, goal, meter, tmp_
                  at_least=least)  # fmt: skip
 
 
+def test_a_round_of_many_small_entries(meter):
+    """Ten clients send 40 entries of 768 numbers; the plain loop sums in float64, too."""
+    names = [f"block.{number}" for number in range(meter.size(40))]
+    first = {name: torch.zeros(768) for name in names}
+
+    def train(data, answer, state):
+        one = torch.tensor(1.0)
+        return {name: fp.Weighted(value + data, one) for name, value in answer.items()}, state
+
+    def plain():
+        values = first
+        for _ in range(3):
+            payloads = [train(client, values, {})[0] for client in range(10)]
+            total = sum(payload[names[0]].weight.double() for payload in payloads)
+            values = {
+                name: (sum(each[name].value.double() * each[name].weight.double()
+                           for each in payloads) / total).float()
+                for name in names
+            }  # fmt: skip
+        return values
+
+    def rounds():
+        method = fp.Method(train, fp.averaging_server(first), lambda *all: None)
+        return [*fp.run_rounds(method, lambda client, _: client, [range(10)] * 3)][-1]
+
+    assert all(map(torch.equal, plain().values(), rounds().server["values"].values()))
+    seconds = meter.seconds(plain=plain, rounds=rounds)
+    meter.report("rounds of small entries / plain loop, time",
+                 (seconds["rounds"] / seconds["plain"]).median().item(), at_most=2.0)  # fmt: skip
+
+
 def test_many_registered_clients(meter, tmp_path):
     """Of 100,000 clients or of 1,000, each in its own process, 1,000 take part in each round."""
     seconds, peaks = [], []

@@ -106,6 +106,7 @@ call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)
 call(shards={0: tensor([0.5])}) -> TypeError: `shards[0]` must be integers
 call(shards={0: torch.arange(0)}) -> ValueError: `shards[0]` must have at least one position
 call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an integer
+setting(clients=[0, 1, 0]) -> ValueError: `clients` must have each id once; got a list of length 3
 setting(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
 setting(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 tiny.clip_federation(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
