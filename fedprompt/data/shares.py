@@ -144,7 +144,9 @@ def pathological_shares(
     return shares
 
 
-def class_shares(labels: Labels, clients: Sequence[Indices], num_classes: int) -> _Shares:
+def class_shares(
+    labels: Labels, clients: Sequence[Indices | Sequence[int]], num_classes: int
+) -> _Shares:
     """Return the share of each class that each client holds.
 
     Pass the shares of a partition of the training set to :func:`~fedprompt.data.allocate`, and the
