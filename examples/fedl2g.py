@@ -58,7 +58,7 @@ def federate(
             optimizer = torch.optim.SGD(client.train().parameters(), RATE)
             batches = list(studied.batches(k, server_round, size=10))
             for images, labels in batches if after >= 0 else []:
-                loss = fp.guided_loss(*client(images), labels, guides, guide_weight=weight)
+                loss = fp.guidance.guided_loss(*client(images), labels, guides, guide_weight=weight)
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(client.parameters(), 100.0)
@@ -66,7 +66,7 @@ def federate(
             if weight:
                 quiz = federation.images[quizzes[k]], federation.labels[quizzes[k]]
                 step = {"learning_rate": RATE, "guide_weight": weight}
-                entries.append(fp.guide_gradient(client, guides, batches[0], quiz, **step))
+                entries.append(fp.guidance.guide_gradient(client, guides, batches[0], quiz, **step))
         if entries:
             guides, state = server.step(guides, fp.weighted_mean(entries), state)
         if after >= 0:

@@ -46,7 +46,7 @@ def train(model: nn.ModuleDict, trunk: Trunk, batches: Iterable[digits.Batch], *
                 query = query_of(trunk, images)
                 chosen = model["selector"](query).indices
                 loss = F.cross_entropy(logits_of(model, trunk, images, chosen), labels)
-                loss = loss + fp.key_loss(query, model["selector"].keys, chosen)
+                loss = loss + fp.selection.key_loss(query, model["selector"].keys, chosen)
             else:
                 loss = F.cross_entropy(logits_of(model, trunk, images), labels)
             optimizer.zero_grad()
@@ -62,7 +62,7 @@ def main() -> None:
     trunk = fp.vit_trunk(samples.vit("B"))
     shared = fp.LayeredPrompts(8, trunk, layers=(0, 1))
     groups = fp.GroupPrompts(NUM_GROUPS, 1, trunk, layers=(2, 3))
-    selector, head = fp.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)
+    selector, head = fp.selection.SelectionKeys(NUM_GROUPS, trunk.dim), nn.Linear(trunk.dim, 10)
     model = nn.ModuleDict({"shared": shared, "groups": groups, "selector": selector, "head": head})
 
     def predict(images: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ such as ``fp.data`` for partitions and ``fp.transport`` for solvers. ``fedprompt
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from fedprompt import (
+    aggregation,
     check,
     codecs,
     data,
@@ -25,10 +26,8 @@ from fedprompt import (
 )
 from fedprompt.aggregation.by_name import update_by_name
 from fedprompt.aggregation.heterogeneous import heterogeneous_means
-from fedprompt.aggregation.low_rank import low_rank_mean
 from fedprompt.aggregation.means import weighted_mean
-from fedprompt.aggregation.optimizers import descend, fedadam, fedopt, fedyogi
-from fedprompt.aggregation.personal import distances, mixtures
+from fedprompt.aggregation.optimizers import descend
 from fedprompt.aggregation.servers import averaging_server, ema, overwrite
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
@@ -39,7 +38,6 @@ from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
 from fedprompt.freezing import freeze, training_only
-from fedprompt.guidance import guide_gradient, guided_loss
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching.logits import cosine_logits, transport_logits
 from fedprompt.messages.change import delta
@@ -57,7 +55,6 @@ from fedprompt.proximal import proximal_loss
 from fedprompt.rounds import run_rounds
 from fedprompt.sampling import sample_clients, stream_generator
 from fedprompt.saved_prompts import load_prompts, save_prompts
-from fedprompt.selection import SelectionKeys, key_loss
 
 __all__ = [
     # Evidence: a value, and a weight for each row
@@ -92,11 +89,7 @@ __all__ = [
     "class_means",
     "distillation_loss",
     "mutual_loss",
-    "guided_loss",
-    "guide_gradient",
     "proximal_loss",
-    "SelectionKeys",
-    "key_loss",
     # Messages
     "snapshot",
     "collect",
@@ -112,16 +105,10 @@ __all__ = [
     # Aggregators: entries or payloads in, one out
     "weighted_mean",
     "heterogeneous_means",
-    "low_rank_mean",
-    "mixtures",
-    "distances",
     # Server rules: the next broadcast from the last one and a mean
     "overwrite",
     "ema",
     "descend",
-    "fedopt",
-    "fedadam",
-    "fedyogi",
     "update_by_name",
     # Methods, their rounds and checkpoints
     "Method",
@@ -134,6 +121,7 @@ __all__ = [
     "save_checkpoint",
     "load_checkpoint",
     # Families
+    "aggregation",
     "check",
     "codecs",
     "data",

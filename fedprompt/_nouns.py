@@ -14,7 +14,7 @@ from fedprompt._refusals import (
     function,
     instance,
     kind,
-    named,
+    located,
     names,
     nonnegative,
     tensor,
@@ -126,7 +126,7 @@ def method(method: Any, *, needs_form: bool = False) -> None:
 
 def cohort(cohort: list[int], server_round: int) -> list[int]:
     """Return the ids of the clients of a round, each once."""
-    with named(f"round {server_round}"):
+    with located(f"round {server_round}"):
         for position, client in enumerate(cohort):
             count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in cohort]

@@ -201,7 +201,7 @@ def count(
 
 
 @contextmanager
-def named(where: str) -> Iterator[None]:
+def located(where: str) -> Iterator[None]:
     """Begin the text of an error with the place where it happened."""
     try:
         yield

@@ -9,12 +9,14 @@ from operator import attrgetter
 
 # Old name and new name of 0.3. A name without a new one kept its name in the family.
 _MOVED = {
+    "aggregation": "distances fedadam:adam fedopt fedyogi:yogi low_rank_mean mixtures",
     "check": "check_activation:activation check_text_encoder:text_encoder check_trunk:trunk",
     "data": "by_domain dirichlet dirichlet_overlapping iid pathological",
+    "guidance": "guide_gradient guided_loss",
     "interfaces": "Aggregator Coupling PromptSelector Selection ServerUpdate TextEncoder "
     "TransportSolver Trunk",
     "robust": "aggregate_by_name krum multi_krum trimmed_mean weighted_median",
-    "selection": "select_balanced select_nearest",
+    "selection": "SelectionKeys key_loss select_balanced select_nearest",
     "": "cohort:sample_clients front_tokens:encode_front mean_tokens:mean_patch_tokens "
     "start_at_tokens:initialize_at",
 }
@@ -30,7 +32,7 @@ _CHANGED = {
     "PromptGenerator": "methods.fedtpg.Network",
     "per_name": "weighted_mean(payloads)",
     "per_name_update": "update_by_name(rules)",
-    "fedavgm": "fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))",
+    "fedavgm": "aggregation.fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))",
     "frozen": "freeze(model)",
     "load": "load_values(module, values)",
     "stream_seed": "stream_generator(seed, server_round=...)",

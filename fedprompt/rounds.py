@@ -18,7 +18,7 @@ from fedprompt._float64 import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces.methods import check_takes_part, check_wrappers
+from fedprompt.interfaces.method import check_takes_part, check_wrappers
 from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
 from fedprompt.wire.encode import check_message
@@ -455,7 +455,7 @@ class _Engine(NamedTuple):
             check.pair("method.client", result, "return a payload and a state")
             payload, state = result
         check_seals(where, _PURE, seals)
-        with check.named(where):
+        with check.located(where):
             if payload is not None:
                 check_message("payload", payload)
             _check_state(state)
@@ -485,7 +485,7 @@ class _Engine(NamedTuple):
         def digest() -> str:
             with _noted(f"server, round {server_round}", {}):
                 made.append(make())
-            with check.named(f"server, round {server_round}"):
+            with check.located(f"server, round {server_round}"):
                 _check_state(made[0])
             self.seals["server"] = Seal(made[0])
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""

@@ -106,7 +106,7 @@ def federate(directory, stop):
     model, stream = nn.Linear(4, 3), torch.Generator().manual_seed(7)
     nn.init.eye_(model.weight), nn.init.zeros_(model.bias)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    server, values = fp.fedadam(learning_rate=0.1), fp.snapshot(model)
+    server, values = fp.aggregation.adam(learning_rate=0.1), fp.snapshot(model)
     state = {"round": 0, "values": values, "server": server.init(values)}
     state |= {"stream": stream.get_state(), "optimizer": optimizer.state_dict()}
     state = load_checkpoint(directory, default=state)

@@ -106,6 +106,6 @@ def test_a_guided_step_of_prompts():
 
     def step(images, labels):
         logits = fp.encode_prompted(trunk, images, prompts()).pooled
-        return (fp.guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
+        return (fp.guidance.guided_loss(logits, logits, labels, guides, guide_weight=0.7),)
 
     assert_compiles(step, images, torch.tensor([2, 0, 2]), learning=[prompts.tokens])

@@ -139,7 +139,7 @@ def test_a_server_rule_takes_a_mean_that_arrives_on_another_device():
     entry = fp.Weighted(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 0.0]))
     with other_device() as device:
         previous = torch.zeros(2, device=device)
-        for rule in (fp.overwrite(), fp.fedadam(learning_rate=1.0)):
+        for rule in (fp.overwrite(), fp.aggregation.adam(learning_rate=1.0)):
             new, _ = rule.step(previous, entry, rule.init(previous))
             assert new.device == previous.device
         new, _ = fp.overwrite().step(previous, entry, fp.overwrite().init(previous))

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import _threads, freeze, guide_gradient
-from fedprompt.guidance import central_difference, double_backward, forward_mode
+from fedprompt import _threads, freeze
+from fedprompt.guidance import central_difference, double_backward, forward_mode, guide_gradient
 from fedprompt.privacy import per_sample
 from same import assert_identical
 

@@ -68,7 +68,7 @@ def stepped(server, payloads):
 
 
 def mixed(payloads):
-    return fp.mixtures(payloads, torch.tensor([[0.5, 0.0, 1.0, 2.0, 0.1], [0.0] * 5]))
+    return fp.aggregation.mixtures(payloads, torch.tensor([[0.5, 0.0, 1.0, 2.0, 0.1], [0.0] * 5]))
 
 
 def change(payloads):
@@ -111,11 +111,11 @@ PIECES = {
     "class_means": class_means,
     "query_mean": lambda payloads: fp.selection.query_mean(payloads[0]["head"].value[None]),
     "ema": partial(stepped, fp.ema(decay=0.3)),
-    "fedadam": partial(stepped, fp.fedadam(learning_rate=0.1)),
-    "fedyogi": partial(stepped, fp.fedyogi(learning_rate=0.1)),
-    "fedopt": lambda payloads: stepped(fp.fedopt(MOMENTUM), payloads)[0],
+    "adam": partial(stepped, fp.aggregation.adam(learning_rate=0.1)),
+    "yogi": partial(stepped, fp.aggregation.yogi(learning_rate=0.1)),
+    "fedopt": lambda payloads: stepped(fp.aggregation.fedopt(MOMENTUM), payloads)[0],
     "mixtures": mixed,
-    "distances": lambda payloads: fp.distances(alike(payloads)),
+    "distances": lambda payloads: fp.aggregation.distances(alike(payloads)),
     "delta": change,
     "int8": partial(coded, fp.codecs.int8()),
     "top_k": partial(coded, fp.codecs.top_k(fraction=0.3)),

@@ -107,7 +107,7 @@ def init_by_name(rules: Mapping[str, TensorUpdate], previous: Mapping[str, Tenso
     check.names("previous", previous)
     states = {}
     for name, rule in rules.items():
-        with check.named(repr(name)):
+        with check.located(repr(name)):
             states[name] = rule.init(previous[name])
     return states
 
@@ -127,7 +127,7 @@ def step_by_name(
     before = {name: (previous[name], mean[name], state[name]) for name in names}
     at_once = _at_once(rules, before)
     for name in names:
-        with check.named(repr(name)):
+        with check.located(repr(name)):
             step = at_once.get(name) or rules[name].step(*before[name])
             new[name], states[name] = step
     return new, states
@@ -146,7 +146,7 @@ def _at_once(
         rule = rules[name]
         if not (isinstance(rule, RowRule) and _is_plain(previous, mean)):
             return {}
-        with check.named(repr(name)):
+        with check.located(repr(name)):
             new, after = made[name] = rule.stepped(previous, mean, state)
         numbers += [previous, mean.weight.sqrt(), new, *_tensors(after).values()]
         sent.append(mean.weight.sum())

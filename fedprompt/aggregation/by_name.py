@@ -62,7 +62,7 @@ def aggregate_by_name(
         for name, aggregator in _match(names, chosen, default).items():
             having = [payload for payload in sent if name in payload]
             among = f" (counting the {len(having)} payloads of {len(sent)} that have it)"
-            with check.named(f"{name!r}{among if len(having) < len(sent) else ''}"):
+            with check.located(f"{name!r}{among if len(having) < len(sent) else ''}"):
                 means[name] = aggregator(payload[name] for payload in having)
         return means
 

@@ -89,7 +89,7 @@ def fedopt(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> 
     return _Optimizer(make_optimizer, max_norm, gradient=torch.sub)
 
 
-def fedadam(
+def adam(
     *, learning_rate: float, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
 ) -> ServerRule:
     r"""Scale the movement of each coordinate by its average size (FedAdam).
@@ -114,7 +114,7 @@ def fedadam(
         and ``second``.
 
     Example:
-        >>> server = fedadam(learning_rate=0.1, betas=(0.0, 0.0), tau=1e-6)
+        >>> server = adam(learning_rate=0.1, betas=(0.0, 0.0), tau=1e-6)
         >>> value = torch.tensor([0.0, 0.0])
         >>> mean = Weighted(torch.tensor([5.0, -0.01]), torch.tensor(10.0))
         >>> server.step(value, mean, server.init(value))[0]  # the signs, times the rate
@@ -126,16 +126,16 @@ def fedadam(
     return _Adaptive(learning_rate, betas, tau, _adam)
 
 
-def fedyogi(
+def yogi(
     *, learning_rate: float, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
 ) -> ServerRule:
-    r"""Scale movements as :func:`fedadam`, with a second moment that changes slowly (FedYogi).
+    r"""Scale movements as :func:`adam`, with a second moment that changes slowly (FedYogi).
 
     .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) \Delta
     .. math:: s \leftarrow s - (1 - \beta_2)\, \Delta^2\, \mathrm{sign}(s - \Delta^2)
     .. math:: v \leftarrow v + \eta\, m / (\sqrt s + \tau)
 
-    Only the second line differs from :func:`fedadam`, so :math:`s` forgets large movements slowly.
+    Only the second line differs from :func:`adam`, so :math:`s` forgets large movements slowly.
 
     Args:
         learning_rate: Server learning rate :math:`\eta` (above 0).
@@ -143,10 +143,10 @@ def fedyogi(
         tau: Adaptivity :math:`\tau` (above 0).
 
     Returns:
-        A :class:`ServerRule` for a tensor or a dict of tensors, with the state of :func:`fedadam`.
+        A :class:`ServerRule` for a tensor or a dict of tensors, with the state of :func:`adam`.
 
     Example:
-        >>> server = fedyogi(learning_rate=0.1, betas=(0.0, 0.5), tau=1.0)
+        >>> server = yogi(learning_rate=0.1, betas=(0.0, 0.5), tau=1.0)
         >>> value = torch.tensor([0.0])
         >>> mean = Weighted(torch.tensor([2.0]), torch.tensor(10.0))
         >>> new, state = server.step(value, mean, server.init(value))

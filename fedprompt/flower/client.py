@@ -16,7 +16,7 @@ from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method, Weighted
-from fedprompt.interfaces.methods import check_takes_part
+from fedprompt.interfaces.method import check_takes_part
 from fedprompt.wire import Expected, Header
 
 _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}

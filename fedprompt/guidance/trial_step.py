@@ -14,7 +14,7 @@ _Group = Mapping[str, Any]
 
 
 def optimizer_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> GuideUpdate:
-    r"""Make the next step of an optimizer an `update` of :func:`~fedprompt.guide_gradient`.
+    r"""Make the next step of an optimizer an `update` of :func:`guide_gradient`.
 
     The update is the step that the optimizer would take from its present state: with its momentum
     or its moments, its weight decay, and the present learning rate of each parameter group. The
@@ -26,7 +26,7 @@ def optimizer_update(optimizer: torch.optim.Optimizer, model: nn.Module) -> Guid
 
     Args:
         optimizer: Optimizer of the model: SGD, Adam or AdamW, without amsgrad.
-        model: Model that :func:`~fedprompt.guide_gradient` gets. Trainable parameters that the
+        model: Model that :func:`guide_gradient` gets. Trainable parameters that the
             optimizer does not have stay as they are.
 
     Returns:

@@ -5,7 +5,7 @@ remembers something between rounds. The protocols are the types of functions and
 piece can replace one of the library wherever it fits the protocol. Nothing here computes.
 """
 
-from fedprompt.interfaces.methods import Method, Round, Server, State
+from fedprompt.interfaces.method import Method, Round, Server, State
 from fedprompt.interfaces.nouns import (
     ClassNames,
     Coupling,

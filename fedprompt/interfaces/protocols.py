@@ -273,7 +273,7 @@ class GuideLoss(Protocol):
 
 @runtime_checkable
 class GuideUpdate(Protocol):
-    """Differentiable step of a client, for :func:`~fedprompt.guide_gradient`."""
+    """Differentiable step of a client, for :func:`guide_gradient`."""
 
     def __call__(
         self, parameters: _Tensors, gradients: _Tensors, /, *, learning_rate: float

@@ -73,7 +73,7 @@ def attentive_server(
 
     def answer(client: int, state: fp.interfaces.State) -> Any:
         row = clients.index(client) if client in clients else -1
-        return fp.mixtures(models(state["latest"]), state["attention"][row, None])[0]
+        return fp.aggregation.mixtures(models(state["latest"]), state["attention"][row, None])[0]
 
     def step(server_round: int, payloads: Mapping[int, Any], state: fp.interfaces.State) -> Any:
         latest = state["latest"] | {str(client): sent for client, sent in payloads.items()}
@@ -83,7 +83,7 @@ def attentive_server(
         return [*(latest.get(str(client), first) for client in clients), first]  # last: a newcomer
 
     def rows(latest: Mapping[str, Any]) -> Float[Tensor, "rows clients"]:
-        distances = fp.distances(models(latest))
+        distances = fp.aggregation.distances(models(latest))
         of_clients = F.pad(attention(distances[:-1, :-1], temperature), (0, 1))
         return torch.cat([of_clients, attention(distances, temperature)[-1:]])
 

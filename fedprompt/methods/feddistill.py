@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.guidance import guided_loss
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
@@ -46,7 +47,7 @@ def feddistill(
         means = [unknown]
         for images, labels in data.batches():
             logits = model(images)
-            loss = fp.guided_loss(logits, logits, labels, answer["logits"], **guide)
+            loss = guided_loss(logits, logits, labels, answer["logits"], **guide)
             take_step(optimizer, loss)
             logits = logits.detach().to(unknown.value)
             means.append(fp.class_means(logits, labels, num_classes=classes))

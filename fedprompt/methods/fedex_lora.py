@@ -61,7 +61,7 @@ def fedex_lora(
         return fp.collect(model, weight=data.num_examples, only=sent), state
 
     def step(server_round, payloads, state):
-        mean = fp.low_rank_mean(payloads.values(), pairs, rank=residual_rank)
+        mean = fp.aggregation.low_rank_mean(payloads.values(), pairs, rank=residual_rank)
         residuals = {name: state[name] + mean[name].value for name in pairs}
         return {name: entry.value for name, entry in mean.items()} | residuals
 

@@ -16,6 +16,7 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 """
 
 import fedprompt as fp
+from fedprompt.guidance import guided_loss
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import broadcast, take_step
@@ -36,7 +37,7 @@ def fedhe(
         means = [unknown]
         for images, labels in data.batches():
             logits = model(images)
-            loss = fp.guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
+            loss = guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
             take_step(optimizer, loss)
             logits = logits.detach().to(unknown.value)
             means.append(fp.class_means(logits, labels, num_classes=classes))

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.guidance import forward_mode, optimizer_update
+from fedprompt.guidance import forward_mode, guided_loss, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
@@ -160,11 +160,11 @@ def _learn_to_guide(
         followed = guided if follows else {"guide_weight": 0.0}
         optimizer = data.optimizer(model, learning_rate)
         for batch in data.batches(among=study) if follows or train_in_warm_up else ():
-            take_step(optimizer, fp.guided_loss(*model(batch[0]), batch[1], guides, **followed))
+            take_step(optimizer, guided_loss(*model(batch[0]), batch[1], guides, **followed))
         batch = batch or _drawn(data, study)
         trial = {"update": update or optimizer_update(optimizer, model), "method": derivative}
         trial |= {"learning_rate": optimizer.param_groups[0]["lr"]} | guided
-        gradient = fp.guide_gradient(model, guides, batch, quiz, **trial)
+        gradient = fp.guidance.guide_gradient(model, guides, batch, quiz, **trial)
         return {"guides": gradient}, fp.snapshot(model.model, buffers=True)
 
     def answer(client, state):

@@ -35,7 +35,7 @@ def fedavgm(
 ) -> fp.Method:
     """FedAvgM."""
     make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=momentum)
-    return _optimized(setting, fp.fedopt(make_optimizer), learning_rate)
+    return _optimized(setting, fp.aggregation.fedopt(make_optimizer), learning_rate)
 
 
 @register("FedAdam", families=("one model",), search=_RATES)
@@ -43,7 +43,7 @@ def fedadam(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedAdam."""
-    return _optimized(setting, fp.fedadam(learning_rate=server_rate), learning_rate)
+    return _optimized(setting, fp.aggregation.adam(learning_rate=server_rate), learning_rate)
 
 
 @register("FedYogi", families=("one model",), search=_RATES)
@@ -51,7 +51,7 @@ def fedyogi(
     setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedYogi."""
-    return _optimized(setting, fp.fedyogi(learning_rate=server_rate), learning_rate)
+    return _optimized(setting, fp.aggregation.yogi(learning_rate=server_rate), learning_rate)
 
 
 def _optimized(

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.guidance import guided_loss
 from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import prototypes, take_step
@@ -43,7 +44,7 @@ def fedproto(
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
-            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
+            loss = guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
             take_step(optimizer, loss)
         return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 

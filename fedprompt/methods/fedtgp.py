@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.guidance import guided_loss
 from fedprompt.methods.fedproto import NearestPrototype
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
@@ -103,7 +104,7 @@ def fedtgp(
         for images, labels in data.batches():
             features = model.features(images)
             logits = model.head(features)
-            loss = fp.guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
+            loss = guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
             take_step(optimizer, loss)
         return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
 

@@ -39,7 +39,7 @@ from fedprompt.interfaces import Selection
 from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
-from fedprompt.selection import select_nearest
+from fedprompt.selection import SelectionKeys, key_loss, select_nearest
 
 
 class _GroupedModel(nn.Module):
@@ -56,7 +56,7 @@ class _GroupedModel(nn.Module):
         self.shared = start.prompts
         self.head = start.head
         self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=late, replace=replace)
-        self.selector = fp.SelectionKeys(num_groups, self.trunk.num_features, selector=selector)
+        self.selector = SelectionKeys(num_groups, self.trunk.num_features, selector=selector)
 
     def query(self, images: Tensor) -> Tensor:
         """Encode images without prompts."""
@@ -82,7 +82,7 @@ class _GroupedModel(nn.Module):
         chosen = self.selector(query).indices
         inserted = select_nearest(query, keys).indices if self.nearest else chosen
         loss = F.cross_entropy(self.logits(images, inserted), labels)
-        return loss + fp.key_loss(query, keys, chosen)
+        return loss + key_loss(query, keys, chosen)
 
 
 def _server(model: _GroupedModel, decay: float, key_decay: float) -> fp.Server:

@@ -96,7 +96,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
             :class:`PromptStream`.
         RuntimeError: Under ``torch.inference_mode``, which records no gradients. Also, here and
             when called, if another thread replaces parameters of `model` by its copies or in
-            :func:`~fedprompt.guide_gradient`.
+            :func:`guide_gradient`.
         ValueError: If all parameters are frozen, or the statistics of a normalization layer mix
             samples. This is batch normalization without running statistics, or any layer in
             training mode that updates running statistics.

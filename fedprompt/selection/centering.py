@@ -43,7 +43,7 @@ class CenteredQueries(nn.Module):
     have a cosine of 0.9. A key on the axis of the cone is then nearest to every query and takes all
     samples. Subtracting the mean removes the cone.
 
-    Pass the result to the selector and to :func:`~fedprompt.key_loss`. Keys learned with one mean
+    Pass the result to the selector and to :func:`key_loss`. Keys learned with one mean
     are useless with another, so the mean is part of the model.
 
     Args:

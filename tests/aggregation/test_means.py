@@ -85,8 +85,8 @@ ONE = fp.Weighted(torch.ones(2, 3), torch.ones(2))
         partial(fp.heterogeneous_means, dims=[4]),
         partial(fp.robust.krum, num_byzantine=0),
         partial(fp.robust.multi_krum, num_byzantine=0, num_selected=1),
-        partial(fp.mixtures, weights=torch.ones(1, 1)),
-        fp.distances,
+        partial(fp.aggregation.mixtures, weights=torch.ones(1, 1)),
+        fp.aggregation.distances,
         fp.robust.aggregate_by_name({}),
     ],
 )

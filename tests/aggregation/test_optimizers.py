@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedprompt import Weighted, descend, fedadam, fedopt, fedyogi
+from fedprompt import Weighted, descend
+from fedprompt.aggregation import adam, fedopt, yogi
 from references import fedopt as reference
 from refusals import check_refused, refusals
 from same import assert_identical, assert_same
@@ -43,14 +44,14 @@ def column(means, row, number):
     return [mean.value[row, number].item() if mean.weight[row] > 0 else None for mean in means]
 
 
-@pytest.mark.parametrize(("make", "yogi"), [(fedadam, False), (fedyogi, True)])
-def test_adaptive_updates_are_algorithm_2(make, yogi, generator):
+@pytest.mark.parametrize(("make", "is_yogi"), [(adam, False), (yogi, True)])
+def test_adaptive_updates_are_algorithm_2(make, is_yogi, generator):
     start, means = rounds(generator)
     steps = run(make(**OPTIONS), start, means)
     for row in range(4):
         for number in range(2):
             own = column(means, row, number)
-            expected = reference.adaptive(start[row, number].item(), own, yogi=yogi, **OPTIONS)
+            expected = reference.adaptive(start[row, number].item(), own, yogi=is_yogi, **OPTIONS)
             for (value, state), wanted in zip(steps, expected, strict=True):
                 parts = value, state["first"], state["second"]
                 actual = [part[row, number].item() for part in parts]
@@ -62,11 +63,11 @@ def test_one_step_of_fedadam_and_fedyogi_by_hand():
     start = torch.tensor([1.0, 1.0])
     mean = Weighted(torch.tensor([3.0, 0.5]), torch.tensor(4.0))
     options = {"learning_rate": 1.0, "betas": (0.5, 0.75), "tau": 0.5}
-    value, state = fedadam(**options).step(start, mean, fedadam(**options).init(start))
+    value, state = adam(**options).step(start, mean, adam(**options).init(start))
     assert state["first"].tolist() == [1.0, -0.25]
     assert state["second"].tolist() == [0.75 * 0.25 + 0.25 * 4, 0.25]
     assert_near(value, torch.tensor([1 + 1 / (1.1875**0.5 + 0.5), 1 - 0.25]))
-    value, state = fedyogi(**options).step(start, mean, fedyogi(**options).init(start))
+    value, state = yogi(**options).step(start, mean, yogi(**options).init(start))
     assert state["second"].tolist() == [0.25 + 0.25 * 4, 0.25]  # the sign of 0 is 0
     assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
 
@@ -118,8 +119,8 @@ def moments_of(state):
 @pytest.mark.parametrize(
     "server",
     [
-        fedadam(**OPTIONS),
-        fedyogi(**OPTIONS),
+        adam(**OPTIONS),
+        yogi(**OPTIONS),
         fedopt(SGD),
         descend(SGD),
         fedopt(partial(torch.optim.RMSprop, lr=0.1, weight_decay=0.1)),
@@ -151,8 +152,8 @@ def test_fedopt_clips_the_movement(max_norm, factor):
 @pytest.mark.parametrize(
     ("server", "broken"),
     [
-        (fedadam(**OPTIONS), "second"),
-        (fedyogi(**OPTIONS), "second"),
+        (adam(**OPTIONS), "second"),
+        (yogi(**OPTIONS), "second"),
         (fedopt(partial(torch.optim.Adam, lr=0.1)), "exp_avg_sq"),
         (descend(partial(torch.optim.SGD, lr=10.0)), "value"),
     ],
@@ -171,14 +172,14 @@ def test_a_step_that_would_overflow_is_refused_and_changes_nothing(server, broke
 @pytest.mark.bad_input  # against the annotations, but right
 def test_the_square_of_a_narrow_tau_does_not_vanish():
     tau = np.float16(1e-4)  # its square is 0 in float16
-    (second,) = fedadam(learning_rate=0.1, tau=tau).init(torch.zeros(1))["second"]
+    (second,) = adam(learning_rate=0.1, tau=tau).init(torch.zeros(1))["second"]
     assert second == pytest.approx(float(tau) ** 2)
 
 
 def test_moments_of_half_precision_values_are_in_float32():
     value = torch.zeros(3, dtype=torch.bfloat16)
     mean = Weighted(torch.ones(3, dtype=torch.bfloat16), torch.tensor(1.0))
-    server = fedadam(learning_rate=0.1)
+    server = adam(learning_rate=0.1)
     new, state = server.step(value, mean, server.init(value))
     assert new.dtype == torch.bfloat16
     assert {part.dtype for part in state.values()} == {torch.float32}
@@ -192,18 +193,18 @@ def step(server, weight, *, columns=3, rows=2):
 
 REFUSED = """
 fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
-fedadam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
-fedadam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
-fedyogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
-fedyogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
+adam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
+adam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
+yogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
+yogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
 fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
 step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-fedadam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-step(fedadam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
-step(fedadam(**OPTIONS), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-step(fedyogi(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
-step(fedadam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
+adam(**OPTIONS).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
+step(adam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
+step(adam(**OPTIONS), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
+step(yogi(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
+step(adam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
 """
 
 

@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from fedprompt import Weighted, distances, mixtures, weighted_mean
+from fedprompt import Weighted, weighted_mean
+from fedprompt.aggregation import distances, mixtures
 from refusals import check_refused, refusals
 from same import assert_same
 

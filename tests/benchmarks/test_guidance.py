@@ -14,8 +14,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import DeepPrompts, encode_prompted, guide_gradient, vit_trunk
-from fedprompt.guidance import _forward_rules, forward_mode
+from fedprompt import DeepPrompts, encode_prompted, vit_trunk
+from fedprompt.guidance import _forward_rules, forward_mode, guide_gradient
 from references import fedl2g
 
 pytestmark = pytest.mark.benchmark

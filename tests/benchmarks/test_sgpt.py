@@ -33,7 +33,7 @@ class Setting:
             {
                 "shared": fp.LayeredPrompts(1, dim, layers=range(4), generator=generator),
                 "groups": fp.GroupPrompts(GROUPS, 1, dim, layers=(4, 5, 6), generator=generator),
-                "selector": fp.SelectionKeys(GROUPS, dim, generator=generator),
+                "selector": fp.selection.SelectionKeys(GROUPS, dim, generator=generator),
                 "head": nn.Linear(dim, CLASSES),
             }
         )
@@ -65,7 +65,8 @@ class Setting:
             own = query()
             indices = selector(own).indices
             (
-                self.loss(self.model["groups"](indices)) + fp.key_loss(own, selector.keys, indices)
+                self.loss(self.model["groups"](indices))
+                + fp.selection.key_loss(own, selector.keys, indices)
             ).backward()
         self.model.zero_grad()
 

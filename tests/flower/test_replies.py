@@ -200,7 +200,7 @@ def sending(largest: float) -> fp.Method:
         value = torch.full((2,), largest if large else float(data.id + data.server_round))
         return {"head": fp.Weighted(value, torch.ones(()))}, state
 
-    server = fp.averaging_server({"head": torch.zeros(2)}, fp.fedadam(learning_rate=0.1))
+    server = fp.averaging_server({"head": torch.zeros(2)}, fp.aggregation.adam(learning_rate=0.1))
     return fp.Method(
         train, server, lambda *all: None, form=lambda client: train(Data(0, 0), {}, {})[0]
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import guide_gradient, guided_loss
+from fedprompt.guidance import guide_gradient, guided_loss
 from guided import CLASSES, QUIZ, STUDY, Guided, draw_guides, mlp
 from refusals import check_refused, refusals
 

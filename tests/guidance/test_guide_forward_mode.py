@@ -11,8 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from fedprompt import guide_gradient
-from fedprompt.guidance import double_backward, forward_mode
+from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from guided import (
     CLASSES,
     QUIZ,
@@ -150,7 +149,7 @@ def test_operators_without_forward_mode_use_double_backward_with_a_warning(funct
 
 
 PROGRAM = """
-from fedprompt import guide_gradient
+from fedprompt.guidance import guide_gradient
 from guided import QUIZ, STUDY, WIDTH, Cube, Guided, Opaque, draw_guides
 for _ in range(3):
     model = Guided(Opaque(Cube.apply), features=True)

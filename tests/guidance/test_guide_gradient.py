@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 from torch.utils import checkpoint
 
-from fedprompt import Weighted, guide_gradient
-from fedprompt.guidance import double_backward, forward_mode
+from fedprompt import Weighted
+from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from guided import (
     BODIES,
     CLASSES,

@@ -6,8 +6,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedprompt import guide_gradient
-from fedprompt.guidance import double_backward, forward_mode
+from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, assert_near_in_norm, draw_guides, mlp, vit
 from references import fedl2g
 from same import assert_identical

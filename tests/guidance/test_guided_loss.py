@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedprompt import Weighted, guided_loss
+from fedprompt import Weighted
+from fedprompt.guidance import guided_loss
 from guided import LOSSES
 from same import assert_identical
 

@@ -37,7 +37,7 @@ class Data(NamedTuple):
 
 def method(exchanges: int = 2) -> fp.Method:
     """Average with momentum, remember who sent, and keep a private sum at each client."""
-    momentum = fp.fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))
+    momentum = fp.aggregation.fedopt(partial(torch.optim.SGD, lr=1.0, momentum=0.9))
     average = fp.averaging_server({"x": torch.zeros(3)}, momentum)
 
     def train(data, answer, state):

@@ -122,7 +122,7 @@ AGGREGATORS = {
 def test_every_public_aggregator_is_in_the_table():
     over_entries = {
         name
-        for module in (fp, fp.robust)
+        for module in (fp, fp.aggregation, fp.robust)
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if next(iter(inspect.signature(function).parameters), None) == "entries"
     }

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 import fedprompt
-from fedprompt import Weighted, guide_gradient
-from fedprompt.guidance import central_difference, derivatives, double_backward
+from fedprompt import Weighted
+from fedprompt.guidance import central_difference, derivatives, double_backward, guide_gradient
 from guided import (
     CLASSES,
     QUIZ,

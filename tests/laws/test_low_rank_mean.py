@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedprompt import Weighted, low_rank_mean, weighted_mean
+from fedprompt import Weighted, weighted_mean
+from fedprompt.aggregation import low_rank_mean
 from refusals import check_refused, refusals
 from same import assert_same
 from tolerance import assert_near

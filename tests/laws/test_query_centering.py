@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedprompt import key_loss, load_values, weighted_mean
-from fedprompt.selection import CenteredQueries, query_mean, select_nearest
+from fedprompt import load_values, weighted_mean
+from fedprompt.selection import CenteredQueries, key_loss, query_mean, select_nearest
 from tolerance import assert_near
 
 Queries = list[Tensor]

@@ -50,10 +50,14 @@ ON_TENSORS = {
         partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1), max_norm=1.0
     ),
     "descend Adam": fp.descend(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1)),
-    "fedopt SGD": fp.fedopt(partial(torch.optim.SGD, lr=0.5, momentum=0.9, weight_decay=0.1)),
-    "fedopt Adam": fp.fedopt(partial(torch.optim.Adam, lr=0.1, weight_decay=0.1), max_norm=1.0),
-    "fedadam": fp.fedadam(learning_rate=0.1),
-    "fedyogi": fp.fedyogi(learning_rate=0.1, betas=(0.5, 0.9), tau=0.1),
+    "fedopt SGD": fp.aggregation.fedopt(
+        partial(torch.optim.SGD, lr=0.5, momentum=0.9, weight_decay=0.1)
+    ),
+    "fedopt Adam": fp.aggregation.fedopt(
+        partial(torch.optim.Adam, lr=0.1, weight_decay=0.1), max_norm=1.0
+    ),
+    "adam": fp.aggregation.adam(learning_rate=0.1),
+    "yogi": fp.aggregation.yogi(learning_rate=0.1, betas=(0.5, 0.9), tau=0.1),
 }
 UPDATES = {
     **ON_TENSORS,
@@ -70,7 +74,7 @@ UPDATES = {
 def test_every_public_server_update_is_in_the_table():
     returned = {
         name: inspect.signature(inspect.unwrap(function)).return_annotation
-        for name, function in inspect.getmembers(fp, inspect.isfunction)
+        for name, function in inspect.getmembers(fp.aggregation, inspect.isfunction)
         if not name.startswith("_")
     }
     makers = {

@@ -43,7 +43,7 @@ def test_a_newcomer_receives_a_mixture_without_new_distances(monkeypatch):
         for client, shift in enumerate(shifts)
     }
     state = method.server.step(0, payloads, method.server.state)
-    monkeypatch.delattr(fp, "distances")
+    monkeypatch.delattr(fp.aggregation, "distances")
     found = method.server.answer(5, state)["head.bias"].value
     expected = sum(math.exp(-3 * shift**2 / 2) / 4 * shift for shift in shifts)
     torch.testing.assert_close(found, bias + expected)

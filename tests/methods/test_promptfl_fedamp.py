@@ -27,7 +27,7 @@ def test_weights_sum_to_one_and_a_mixture_is_a_gradient_step_of_the_attention_ob
     A'(d), so the step size is halved.
     """
     values, payloads = contexts(5)
-    weights = attention(fp.distances(payloads), temperature)
+    weights = attention(fp.aggregation.distances(payloads), temperature)
     torch.testing.assert_close(weights.sum(1), torch.ones(5, dtype=torch.float64))
     assert (weights > 0).all()
     free = values.clone().requires_grad_()
@@ -41,9 +41,9 @@ def test_weights_sum_to_one_and_a_mixture_is_a_gradient_step_of_the_attention_ob
 def test_an_infinite_temperature_gives_the_mean_and_a_small_one_the_own_context():
     _, payloads = contexts(4)
     equal = torch.full((4, 4), 0.25, dtype=torch.float64)
-    torch.testing.assert_close(attention(fp.distances(payloads), float("inf")), equal)
+    torch.testing.assert_close(attention(fp.aggregation.distances(payloads), float("inf")), equal)
     own = torch.eye(4, dtype=torch.float64)
-    torch.testing.assert_close(attention(fp.distances(payloads), 1e-6), own)
+    torch.testing.assert_close(attention(fp.aggregation.distances(payloads), 1e-6), own)
 
 
 def test_without_the_proximal_term_it_is_local_training():

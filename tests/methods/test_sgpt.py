@@ -129,7 +129,7 @@ def test_the_number_of_parameters_in_the_papers_cifar_100_setting():
             {
                 "shared": fp.LayeredPrompts(1, trunk.dim, layers=range(4)),
                 "groups": fp.GroupPrompts(20, 1, trunk.dim, layers=(4, 5, 6)),
-                "selector": fp.SelectionKeys(20, trunk.dim),
+                "selector": fp.selection.SelectionKeys(20, trunk.dim),
                 "head": nn.Linear(trunk.dim, 100),
             }
         )

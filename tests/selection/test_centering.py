@@ -8,9 +8,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from errors import raises
-from fedprompt import SelectionKeys, collect, key_loss, load_values, snapshot, weighted_mean
+from fedprompt import collect, load_values, snapshot, weighted_mean
 from fedprompt.metrics import contingency_table
-from fedprompt.selection import CenteredQueries, query_mean, select_nearest, selection_health
+from fedprompt.selection import (
+    CenteredQueries,
+    SelectionKeys,
+    key_loss,
+    query_mean,
+    select_nearest,
+    selection_health,
+)
 from refusals import check_refused, refusals
 from same import assert_identical
 from tolerance import assert_near

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from errors import raises
-from fedprompt import SelectionKeys, key_loss
-from fedprompt.selection import orthogonal_keys, select_balanced, select_nearest
+from fedprompt.selection import (
+    SelectionKeys,
+    key_loss,
+    orthogonal_keys,
+    select_balanced,
+    select_nearest,
+)
 from fedprompt.transport import exact, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
 from refusals import check_refused, refusals
