@@ -30,8 +30,8 @@ def checked_path(argument: str, path: object, *, of: str = "file") -> Path:
     """Return a path after checking that it is text and not empty."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise check.wrong_type(argument, "be a path (a string or a pathlib.Path)", check.kind(path))
-    if text == "":  # Path("") is the working directory
-        raise check.wrong(argument, f"be the path of a {of}", "an empty path")
+    # Path("") is the working directory.
+    check.require(text != "", argument, f"be the path of a {of}", "an empty path")
     return Path(path)
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+import fedprompt._refusals as check
+
 RandomStates = list[Tensor]
 
 
@@ -35,3 +37,9 @@ class RandomStreams:
             yield
         finally:
             self.replay(before)
+
+
+def device_of(generator: torch.Generator | None) -> torch.device | None:
+    """Return the device of a generator of PyTorch, or None for the global one."""
+    check.instance("generator", generator, torch.Generator | None, "be a torch.Generator")
+    return None if generator is None else generator.device

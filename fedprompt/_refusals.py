@@ -1,6 +1,5 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
-import copy
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Integer
 from torch import Tensor, nn
 
 LARGEST_INT = 2**63
@@ -29,6 +28,21 @@ P = ParamSpec("P")
 def wrong(argument: str, rule: str, got: object) -> ValueError:
     """Build the error for a value or shape that breaks a rule."""
     return ValueError(f"`{argument}` must {rule}; got {got}.")
+
+
+def require(
+    holds: object, argument: str, rule: str, got: object, error: type[Exception] = ValueError
+) -> None:
+    """Require a condition. Of a tensor, the error has the shape."""
+    if not holds:
+        got = tuple(got.shape) if isinstance(got, Tensor | np.ndarray) else got
+        raise error(f"`{argument}` must {rule}; got {got}.")
+
+
+def typed(holds: object, argument: str, rule: str, value: object) -> None:
+    """Require a condition of the type of a value."""
+    if not holds:
+        raise wrong_type(argument, rule, kind(value))
 
 
 def wrong_type(argument: str, rule: str, got: object) -> TypeError:
@@ -75,19 +89,6 @@ def optional(
 def module(argument: str, module: object) -> None:
     """Require a module."""
     instance(argument, module, nn.Module, "be an nn.Module")
-
-
-def parameters(argument: str, parts: Iterable[Any], model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of some parts of a model, each once, in the order of the model."""
-    chosen = set[nn.Parameter]()
-    for position, part in enumerate(parts):
-        rule = "be a parameter or a module of `model`"
-        instance(f"{argument}[{position}]", part, nn.Parameter | nn.Module, rule)
-        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
-    found = [parameter for parameter in model.parameters() if parameter in chosen]
-    if foreign := len(chosen) - len(found):
-        raise wrong(argument, "belong to `model`", f"{foreign} parameters that do not")
-    return found
 
 
 def gradients_are_recorded(function: str) -> None:
@@ -141,15 +142,6 @@ def known(argument: str, given: Iterable[str], names: Collection[str], rule: str
     """Require that all names are among some others."""
     if unknown := [name for name in given if name not in names]:
         raise wrong(argument, f"{rule} {some_names(names)}", some_names(unknown))
-
-
-def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
-    """Require a mapping from names to finite floating-point tensors, by default one at least."""
-    names(argument, tensors, at_least=at_least)
-    for name, tensor in tensors.items():
-        place = f"{argument}[{name!r}]"
-        real(place, tensor, "be a floating-point tensor", floating=True)
-        finite(place, tensor, sync=sync)
 
 
 def sequence(argument: str, things: object, of: str) -> None:
@@ -233,50 +225,6 @@ def number(
         raise wrong(argument, f"be at most {at_most:g}", value)
 
 
-def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Load a copy of a state dict, which later steps of the optimizer do not change."""
-    rule = "be a state dict of this optimizer"
-    instance("state", state, Mapping, rule)
-    before = optimizer.state_dict()
-    try:
-        optimizer.load_state_dict(copy.deepcopy(dict(state)))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        optimizer.load_state_dict(before)
-        raise wrong("state", rule, kind(state)) from error
-
-
-def generator(generator: object) -> None:
-    """Require a generator of PyTorch."""
-    instance("generator", generator, torch.Generator, "be a torch.Generator")
-
-
-def initial_generator(generator: torch.Generator | None) -> torch.device | None:
-    """Return the device of a generator of PyTorch, or None for the global one."""
-    instance("generator", generator, torch.Generator | None, "be a torch.Generator")
-    return None if generator is None else generator.device
-
-
-def images(images: object, *, any_dtype: bool = False) -> None:
-    """Require a batch of images, floating-point unless the trunk decides."""
-    floating = any_dtype or (isinstance(images, Tensor) and images.is_floating_point())
-    strided("images", images)
-    if isinstance(images, Tensor) and images.ndim == 4 and floating:
-        finite("images", images, sync=False)
-        return
-    got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
-    raise wrong_type("images", "be floating-point of shape (batch, channels, height, width)", got)
-
-
-def height_and_width(argument: str, size: object) -> tuple[int, int]:
-    """Return a size in pixels as (height, width); it is given in this form or as one number."""
-    sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
-    if len(sizes) != 2:
-        raise wrong(argument, "be one number or (height, width)", kind(size))
-    for pixels in sizes:
-        count(argument, pixels)
-    return sizes
-
-
 def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
     """Whether values can be read: not while compiling, nor inside a ``torch.func`` transform.
 
@@ -305,7 +253,7 @@ def labels(
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS or labels.ndim != 1:
         what = "integers" if isinstance(labels, Tensor) else "a tensor of integers"
         raise wrong_type(argument, f"be {what} of shape (batch,)", kind(labels))
-    strided(argument, labels)
+    dense(argument, labels, stored=False)
     if size not in (None, len(labels)):
         raise wrong(argument, f"have one entry for each of {size} {of}", len(labels))
     if labels.numel() == 0 or not values_readable(labels, sync=sync):
@@ -317,31 +265,6 @@ def labels(
         raise wrong(argument, f"lie in [0, {num_classes})", got)
 
 
-def integers(
-    argument: str, values: object, *, below: int | None = None, of: str = ""
-) -> Int64[np.ndarray, " samples"]:
-    """Copy integers of at least 0, and below the number `of` something, into an int64 array."""
-    given = entries(argument, values)
-    for position, value in enumerate(given):
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise wrong_type(f"{argument}[{position}]", "be an integer", kind(value))
-    rule = "be at least 0" if below is None else f"lie in [0, {below}){of}"
-    if given and (min(given) < 0 or max(given) >= (LARGEST_INT if below is None else below)):
-        raise wrong(argument, rule, f"values from {min(given)} to {max(given)}")
-    return np.array(given, dtype=np.int64)
-
-
-def entries(argument: str, values: object) -> list[Any]:
-    """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
-    if isinstance(values, Tensor | np.ndarray):
-        if values.ndim != 1:
-            raise wrong(argument, "have shape (samples,)", tuple(values.shape))
-        return list(values.tolist())
-    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-        return list(values)
-    raise wrong_type(argument, "be an array, a tensor or a sequence", kind(values))
-
-
 def divisor(argument: str, value: object) -> None:
     """Require a number by which float32 numbers can be divided."""
     limits = torch.finfo(torch.float32)
@@ -351,22 +274,6 @@ def divisor(argument: str, value: object) -> None:
 def factor(argument: str, value: object, *, above: float | None = None) -> None:
     """Require a factor of at least 0, or above a bound, within the range of float32."""
     number(argument, value, at_least=0, above=above, at_most=torch.finfo(torch.float32).max)
-
-
-def floating(
-    argument: str, tensor: Any, rule: str = "be a floating-point tensor", ndim: int | None = None
-) -> None:
-    """Require a floating-point tensor; its numbers are not checked."""
-    floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
-    if not floating or ndim not in (None, tensor.ndim):
-        raise wrong_type(argument, rule, kind(tensor))
-
-
-def floats(argument: str, tensor: Any, ndim: int | None = None, shape: str = "") -> None:
-    """Require a dense floating-point tensor; on the CPU, with finite numbers."""
-    floating(argument, tensor, f"be a floating-point tensor {shape}".rstrip(), ndim)
-    strided(argument, tensor)
-    finite(argument, tensor, sync=False)
 
 
 def comparable(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
@@ -381,24 +288,21 @@ def comparable(argument: str, tensor: Tensor, other: str, like: Tensor) -> None:
     same_device(argument, tensor, like.device, f"the device of `{other}`,")
 
 
-def same_device(argument: str, tensor: Tensor, device: torch.device, of: str) -> None:
-    """Require a tensor on the device `of` something."""
-    if tensor.device != device:
-        raise wrong(argument, f"be on {of} {device}", tensor.device)
-
-
-def device(argument: str, tensor: Tensor, device: torch.device) -> None:
-    """Require indices or a scalar on a device, or on the CPU, from where PyTorch takes them."""
-    if tensor.device not in (device, torch.device("cpu")):
-        raise wrong(argument, f"be on the device {device}", tensor.device)
-
-
-def strided(argument: str, tensor: object) -> None:
-    """Require that a tensor is not sparse; it may be on meta, where it has no numbers."""
-    if torch.compiler.is_compiling():  # a backward pass may not read the layout then
-        return
-    if isinstance(tensor, Tensor) and tensor.layout != torch.strided:
-        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
+def number_tensor(
+    argument: str,
+    tensor: Any,
+    rule: str = "be a floating-point tensor",
+    *,
+    ndim: int | None = None,
+    read: bool = False,
+) -> None:
+    """Require a floating-point tensor that is not sparse; with `read`, finite ones on the CPU."""
+    floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
+    if not floating or ndim not in (None, tensor.ndim):
+        raise wrong_type(argument, rule, kind(tensor))
+    dense(argument, tensor, stored=False)
+    if read:
+        finite(argument, tensor, sync=False)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -407,11 +311,47 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not elsewhere
 
 
-def dense(argument: str, tensor: Tensor) -> None:
-    """Require a tensor that stores each of its numbers."""
-    if not is_dense(tensor):
+def dense(argument: str, tensor: Tensor, *, stored: bool = True) -> None:
+    """Require a tensor that is not sparse and, if `stored`, that stores each of its numbers."""
+    if stored and not is_dense(tensor):
         got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
         raise wrong_type(argument, "be a dense tensor with numbers", got)
+    # A backward pass may not read the layout while compiling.
+    if not torch.compiler.is_compiling() and tensor.layout != torch.strided:
+        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
+
+
+def same_device(
+    argument: str,
+    tensor: Tensor,
+    device: torch.device,
+    of: str = "the device",
+    *,
+    or_cpu: bool = False,
+) -> None:
+    """Require a tensor on the device `of` something; PyTorch takes indices from the CPU, too."""
+    if tensor.device != device and not (or_cpu and tensor.device.type == "cpu"):
+        raise wrong(argument, f"be on {of} {device}", tensor.device)
+
+
+def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1) -> None:
+    """Require a mapping from names to finite floating-point tensors, by default one at least."""
+    names(argument, tensors, at_least=at_least)
+    for name, tensor in tensors.items():
+        number_tensor(place := f"{argument}[{name!r}]", tensor)
+        dense(place, tensor)
+        finite(place, tensor, sync=sync)
+
+
+def images(images: Any, *, any_dtype: bool = False) -> None:
+    """Require a batch of images, floating-point unless the trunk decides."""
+    fits = isinstance(images, Tensor) and images.ndim == 4
+    if not fits or not (any_dtype or images.is_floating_point()):
+        got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        rule = "be floating-point of shape (batch, channels, height, width)"
+        raise wrong_type("images", rule, got)
+    dense("images", images, stored=False)
+    finite("images", images, sync=False)
 
 
 def finite(argument: str, tensor: Tensor, *, sync: bool = True) -> None:
@@ -450,42 +390,5 @@ def tensor(
     if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
         rule = f"be a tensor of {dtype}, as in {of}" if of else f"be a tensor of {dtype}"
         raise wrong_type(argument, rule, kind(tensor))
-    strided(argument, tensor)
+    dense(argument, tensor, stored=False)
     shape(argument, tensor, sizes, of)
-
-
-def real(argument: str, tensor: Any, rule: str, *, floating: bool = False) -> None:
-    """Require a dense tensor of real numbers: no complex numbers and no booleans."""
-    real = isinstance(tensor, Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
-    if not real or (floating and not tensor.is_floating_point()):
-        raise wrong_type(argument, rule, kind(tensor))
-    dense(argument, tensor)
-
-
-def table(
-    argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,), floating: bool = True
-) -> Tensor:
-    """Return a tensor without an empty axis in float64, on the CPU; numbers are not checked."""
-    noun = "floating-point tensor of shape" if floating else "tensor of real numbers"
-    real(argument, tensor, f"be a {noun} {shape}", floating=floating)
-    if tensor.ndim not in ndims or 0 in tensor.shape:
-        rule = f"have shape {shape} without an empty axis"
-        raise wrong(argument, rule, tuple(tensor.shape))
-    table: Tensor = tensor.detach().cpu().double()
-    return table
-
-
-def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
-    """Return a table of numbers in [0, 1], in float64 on the CPU."""
-    matrix = table(argument, tensor, shape)
-    inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
-    if not bool(inside.all()):
-        raise wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
-    return matrix
-
-
-def counts(argument: str, tensor: Any, shape: str, *, ndims: Sequence[int] = (2,)) -> Tensor:
-    """Return a table of counts, which are finite, at least 0 and not empty, in float64."""
-    counts = table(argument, tensor, shape, ndims=ndims, floating=False)
-    nonnegative(argument, counts)
-    return counts

@@ -134,9 +134,8 @@ def load_checkpoint(
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
     tree, digest, blob = _read(path)
-    if _digest(tree, blob) != digest:
-        rule = f"contain the saved state, of which {_STATE} has the digest"
-        raise check.wrong("directory", rule, "other content")
+    rule = f"contain the saved state, of which {_STATE} has the digest"
+    check.require(_digest(tree, blob) == digest, "directory", rule, "other content")
     try:
         tensors = safetensors.torch.load(blob)
         kinds = parsed(texts_of(blob).get(_DEVICES, "{}"))  # version 0.2 did not save them
@@ -190,8 +189,7 @@ def _record(path: Path) -> tuple[str, str, str]:
     given, name, digest, tree = parts
     if given != _FORMAT:
         raise check.wrong("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
-    if not _TENSORS.fullmatch(name):
-        raise check.wrong("directory", _NAMED_TENSORS, f"no file {name!r}")
+    check.require(_TENSORS.fullmatch(name), "directory", _NAMED_TENSORS, f"no file {name!r}")
     return name, digest, tree
 
 
@@ -231,9 +229,8 @@ def _check_not_lost(state: Path) -> None:
     that names them, too.
     """
     begun = {_named(part) for part in _parts(state.parent, re.escape(_STATE))}
-    if _tensors(state.parent) - begun and not state.exists():
-        rule = f"contain {_STATE}, which names its tensors"
-        raise check.wrong("directory", rule, "tensors alone")
+    fits = not _tensors(state.parent) - begun or state.exists()
+    check.require(fits, "directory", f"contain {_STATE}, which names its tensors", "tensors alone")
 
 
 def _check_not_newer(state: Path) -> None:
@@ -241,9 +238,8 @@ def _check_not_newer(state: Path) -> None:
     given = None
     with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
         given = parsed(state.read_bytes())["format"]
-    if is_newer(given, _FORMAT):
-        rule = f"contain no checkpoint of a format after {_FORMAT!r}, which would be lost"
-        raise check.wrong("directory", rule, given)
+    rule = f"contain no checkpoint of a format after {_FORMAT!r}, which would be lost"
+    check.require(not is_newer(given, _FORMAT), "directory", rule, given)
 
 
 def _named(state: Path) -> str | None:

@@ -51,9 +51,8 @@ def class_means(
                 [0.]]), weight=tensor([2., 1., 0.]))
     """
     check.count("num_classes", num_classes)
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.ndim < 1:
-        rule = "be floating-point of shape (batch, *event)"
-        raise check.wrong_type("values", rule, check.kind(values))
+    fits = isinstance(values, Tensor) and values.is_floating_point() and values.ndim >= 1
+    check.typed(fits, "values", "be floating-point of shape (batch, *event)", values)
     check.labels("labels", labels, num_classes, size=len(values), of="rows of `values`")
     if keep is not None:
         if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
@@ -120,7 +119,7 @@ def distillation_loss(
         Distillation", 2024, Eq. 9.
     """
     check.divisor("temperature", temperature)
-    check.floating("logits", logits, _LOGITS, 2)
+    check.number_tensor("logits", logits, _LOGITS, ndim=2)
     batch, classes = logits.shape
     nouns.layout("teacher", teacher)
     if teacher.value.shape != (classes, classes) or teacher.weight.shape != (classes,):
@@ -130,7 +129,7 @@ def distillation_loss(
     if check.values_readable(teacher.weight, sync=False):
         nouns.rows("teacher", teacher)
     check.labels("labels", labels, classes, size=batch, of="rows of `logits`", sync=False)
-    check.device("labels", labels, logits.device)
+    check.same_device("labels", labels, logits.device, or_cpu=True)
     rows = labels.long()  # indices of dtype uint8 would be a mask
     taught = teacher.weight[rows] > 0
     target = torch.where(taught[:, None], teacher.value.detach()[rows], 0.0)
@@ -178,8 +177,8 @@ def mutual_loss(
         2018.
     """
     check.divisor("temperature", temperature)
-    check.floating("logits", logits, _LOGITS, 2)
-    check.floating("other", other, _LOGITS, 2)
+    check.number_tensor("logits", logits, _LOGITS, ndim=2)
+    check.number_tensor("other", other, _LOGITS, ndim=2)
     check.shape("other", other, logits.shape, "`logits`")
     return _mean(_divergences(logits, other.detach(), temperature), logits)
 

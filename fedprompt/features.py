@@ -104,9 +104,8 @@ def precompute(
 def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     rows = encode(images)
     check.instance("encode", rows, Tensor, "return one tensor")
-    if rows.ndim == 0 or len(rows) != len(images):
-        rule = f"return a row for each of {len(images)} images"
-        raise check.wrong("encode", rule, tuple(rows.shape))
+    rule = f"return a row for each of {len(images)} images"
+    check.require(rows.ndim != 0 and len(rows) == len(images), "encode", rule, rows)
     return rows
 
 

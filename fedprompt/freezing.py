@@ -1,8 +1,8 @@
 """Freeze a model, or train only some of its parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.nn as nn
 
@@ -60,7 +60,7 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     """
     check.module("model", model)
     before = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    chosen = check.parameters("parts", parts, model)
+    chosen = parameters_of("parts", parts, model)
     if not any(before[parameter] for parameter in chosen):
         got = f"{len(chosen)} parameters, none with requires_grad"
         raise check.wrong("parts", "contain a parameter that can be trained", got)
@@ -71,3 +71,16 @@ def training_only(model: nn.Module, *parts: nn.Module | nn.Parameter) -> Iterato
     finally:
         for parameter, flag in before.items():
             parameter.requires_grad_(flag)
+
+
+def parameters_of(argument: str, parts: Iterable[Any], model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of some parts of a model, each once, in the order of the model."""
+    chosen = set[nn.Parameter]()
+    for position, part in enumerate(parts):
+        rule = "be a parameter or a module of `model`"
+        check.instance(f"{argument}[{position}]", part, nn.Parameter | nn.Module, rule)
+        chosen.update(part.parameters() if isinstance(part, nn.Module) else [part])
+    found = [parameter for parameter in model.parameters() if parameter in chosen]
+    if foreign := len(chosen) - len(found):
+        raise check.wrong(argument, "belong to `model`", f"{foreign} parameters that do not")
+    return found

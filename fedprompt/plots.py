@@ -14,6 +14,7 @@ from einops import reduce
 from jaxtyping import Float, Integer, Real
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def accuracy_matrix(
         ['90', '20', '40', '70']
     """
     _check_axes(axes)
-    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)").numpy()
+    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)").numpy()
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)
@@ -170,7 +171,7 @@ def group_usage(
         [0.75, 0.0, 0.25]
     """
     _check_axes(axes)
-    table = check.counts("counts", counts, "(groups,) or (rounds, groups)", ndims=(1, 2)).numpy()
+    table = convert.counts("counts", counts, "(groups,) or (rounds, groups)", ndims=(1, 2)).numpy()
     totals = table.sum(axis=-1, keepdims=True)
     check.some("counts", totals.all(), "be positive for one group of each row")
     shares = table / totals
@@ -195,17 +196,16 @@ def _check_axes(axes: object) -> None:
     check.instance("axes", axes, Axes, "be one matplotlib Axes, such as figure.subplots()")
 
 
-def _class_counts(labels: object, clients: object) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    classes = check.integers("labels", labels)
+def _class_counts(labels: object, clients: Any) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    classes = convert.integers("labels", labels)
     check.some("labels", classes.size, "hold at least one label")
-    if not isinstance(clients, list | tuple) or not clients:
-        rule = "be a list with the positions of at least one client"
-        raise check.wrong_type("clients", rule, check.kind(clients))
+    rule = "be a list with the positions of at least one client"
+    check.typed(isinstance(clients, list | tuple) and clients, "clients", rule, clients)
     counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
     for client, positions in enumerate(clients):
         place = f"clients[{client}]"
         of = ", the positions in `labels`"
-        samples = check.integers(place, positions, below=len(classes), of=of)
+        samples = convert.integers(place, positions, below=len(classes), of=of)
         counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
     return counts
 
@@ -214,21 +214,19 @@ def _real_array(
     argument: str, tensor: object, shape: str, ndims: Sequence[int]
 ) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Require a finite real tensor of a shape without empty axes, and copy it to numpy."""
-    table = check.table(argument, tensor, shape, ndims=ndims, floating=False)
+    table = convert.table(argument, tensor, shape, ndims=ndims, floating=False)
     check.finite(argument, table)
     return table.numpy()
 
 
 def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
     grid = _real_array("plan", plan, "(patches,) or (rows, columns)", ndims=(1, 2))
-    if grid.min() < 0:
-        raise check.wrong("plan", "be at least 0", grid.min())
+    check.require(grid.min() >= 0, "plan", "be at least 0", grid.min())
     if grid.ndim == 2:
         return grid
     side = math.isqrt(len(grid))
-    if side * side != len(grid):
-        rule = "have a square number of patches, or shape (rows, columns)"
-        raise check.wrong("plan", rule, len(grid))
+    rule = "have a square number of patches, or shape (rows, columns)"
+    check.require(side * side == len(grid), "plan", rule, len(grid))
     return grid.reshape(side, side)
 
 

@@ -17,6 +17,7 @@ import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
+from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.method import check_takes_part, check_wrappers
 from fedprompt.messages.change import delta
@@ -283,11 +284,8 @@ def coded(method: Method, codec: Codec) -> Method:
 
 def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
     """Refuse a method that a codec cannot wrap."""
-    if "counted" in method.wrappers:
-        rule = (
-            "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
-        )
-        raise check.wrong("method", rule, "a counted one")
+    rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
+    check.require("counted" not in method.wrappers, "method", rule, "a counted one")
     if needs_changes and "coded" in method.wrappers:
         rule = "not be coded; a codec that leaves numbers out comes first"
         raise check.wrong("method", rule, "a coded one")
@@ -300,9 +298,8 @@ def _known(payload: Message, answer: Message) -> dict[str, Tensor]:
     """Return the value of the answer for each entry of a payload."""
     values = {}
     for name in payload:
-        if name not in answer:
-            rule = "have each entry of the payload, because the codec sends changes"
-            raise check.wrong("answer", rule, f"none for {name!r}")
+        rule = "have each entry of the payload, because the codec sends changes"
+        check.require(name in answer, "answer", rule, f"none for {name!r}")
         entry = answer[name]
         values[name] = entry.value if isinstance(entry, Weighted) else entry
     return values
@@ -351,7 +348,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
     check.instance("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     check.instance("state", state, Mapping, "be a state of `optimizer_state`")
     if state:
-        check.load_state(optimizer, state)
+        load_state(optimizer, state)
 
 
 class _Engine(NamedTuple):
@@ -496,9 +493,8 @@ class _Engine(NamedTuple):
         return made[0]
 
     def _check_same(self, what: str, texts: list[str], server_round: int) -> None:
-        if len(set(texts)) > 1:
-            rule = f"be the same on every rank in round {server_round}"
-            raise check.wrong(what, rule, [text[: check.LONGEST] for text in texts])
+        rule = f"be the same on every rank in round {server_round}"
+        check.require(len(set(texts)) <= 1, what, rule, [text[: check.LONGEST] for text in texts])
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def sample_clients(
         check.sequence("clients", clients, "ids, such as range(100)")
     check.some("clients", len(clients), "have at least one client")
     check.count("size", size, at_least=0, at_most=len(clients), of="the number of clients")
-    check.generator(generator)
+    check.instance("generator", generator, torch.Generator, "be a torch.Generator")
     order = torch.randperm(len(clients), generator=generator, device=generator.device)
     return [clients[index] for index in sorted(order[: max(1, size)].tolist())]
 

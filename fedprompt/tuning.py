@@ -14,6 +14,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._random_streams import device_of
 
 __all__ = ["adapters", "biases", "lora", "norms"]
 
@@ -59,14 +60,13 @@ def lora(
     """
     check.module("model", model)
     check.count("rank", rank)
-    check.initial_generator(generator)
+    device_of(generator)
     if adapted := [name for name, _ in model.named_parameters() if ".lora_" in name]:
         raise check.wrong("model", "have no LoRA yet; merge it first", adapted[0])
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear]
     found = [name for name in linear if name.split(".")[-1] in _PROJECTIONS]
-    if not found:
-        rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
-        raise check.wrong("model", rule, type(model).__name__)
+    rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
+    check.require(found, "model", rule, type(model).__name__)
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -111,7 +111,7 @@ def adapters(
     """
     check.module("model", model)
     check.count("width", width)
-    check.initial_generator(generator)
+    device_of(generator)
     tuned = copy.deepcopy(model)
     parameters: list[nn.Parameter] = []
     with _drawing(generator):
@@ -200,8 +200,7 @@ class _Adapted(nn.Module):
 
 def _trained(model: Any, chosen: list[nn.Parameter], rule: str) -> tuple[Any, list[nn.Parameter]]:
     """Freeze all parameters except the chosen ones, of which there must be one."""
-    if not chosen:
-        raise check.wrong("model", rule, type(model).__name__)
+    check.require(chosen, "model", rule, type(model).__name__)
     model.requires_grad_(False)
     for parameter in chosen:
         parameter.requires_grad_()

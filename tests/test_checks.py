@@ -56,8 +56,8 @@ tensors('it', {'a': PLAIN / 0}) -> ValueError: `it['a']` must be finite
 tensors('it', {'a': PLAIN.long()}) -> TypeError: `it['a']` must be a floating-point tensor
 sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
 iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names
-floats('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
-floats('it', PLAIN * torch.nan) -> ValueError: `it` must be finite
+number_tensor('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
+number_tensor('it', PLAIN * torch.nan, read=True) -> ValueError: `it` must be finite
 finite('it', PLAIN.to('meta')) -> TypeError: `it` must be a dense tensor with numbers
 stream('it', PromptStream(LAYERS), 3) -> ValueError: must have shape (prompts, 3) or
 """
@@ -69,7 +69,7 @@ def test_shared_checks_name_the_argument_and_the_rule(call, error, message):
 
 
 def test_on_another_device_than_the_cpu_numbers_are_not_read():
-    check.floats("it", (PLAIN * torch.nan).to("meta"))
+    check.number_tensor("it", (PLAIN * torch.nan).to("meta"), read=True)
     check.comparable("it", PLAIN.half(), "other", PLAIN)
     with raises(TypeError, "`it` must have the dtype of `other`, torch.float64"):
         check.comparable("it", PLAIN, "other", PLAIN.double())

@@ -68,8 +68,7 @@ def aggregate(
             statistics.add(f"payloads[{position}]", each)
             continue
         place = f"entries[{position}]"
-        if isinstance(each, Mapping):
-            raise check.wrong_type(place, _FIRST, "a payload")
+        check.require(not isinstance(each, Mapping), place, _FIRST, "a payload", TypeError)
         statistic = statistic or make(nouns.layout(place, each))
         statistic.add(place, each)
     if statistics is not None:

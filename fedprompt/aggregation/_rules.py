@@ -63,14 +63,13 @@ class RowRule(ABC):
 
 
 def _check_previous(previous: Any) -> None:
-    check.real("previous", previous, "be a floating-point tensor", floating=True)
+    check.number_tensor("previous", previous)
     check.finite("previous", previous)
 
 
 def check_state(state: object, fits: bool) -> None:
     """Require the state of a server update."""
-    if not isinstance(state, Mapping) or not fits:
-        raise check.wrong("state", FROM_INIT, check.kind(state))
+    check.require(isinstance(state, Mapping) and fits, "state", FROM_INIT, check.kind(state))
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:

@@ -88,8 +88,7 @@ def heterogeneous_means(
         sums[dim].add(place, entry)
     if first is None:
         raise check.wrong("entries", "hold at least one entry", "none")
-    if next(widths, None) is not None:
-        raise check.wrong("dims", _DIMS, "more than entries")
+    check.require(next(widths, None) is None, "dims", _DIMS, "more than entries")
     teachers = {}
     for dim in sums:
         total = RowSums(first)

@@ -104,9 +104,8 @@ def _checked(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     """List the payloads after checking their number and layout."""
     check.count("num_byzantine", num_byzantine, at_least=0)
     listed = alike(payloads)
-    if len(listed) < 2 * num_byzantine + 3:
-        rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
-        raise check.wrong("payloads", rule, len(listed))
+    rule = f"be at least {2 * num_byzantine + 3} if {num_byzantine} may be malicious"
+    check.require(len(listed) >= 2 * num_byzantine + 3, "payloads", rule, len(listed))
     return listed
 
 

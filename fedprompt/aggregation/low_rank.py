@@ -112,9 +112,8 @@ def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted
         rule = f"have shape (rows, rank) to match {right!r} of (rank, columns)"
         got = f"{tuple(b.value.shape)} and {tuple(a.value.shape)}"
         raise check.wrong(f"{argument}[{left!r}]", rule, got)
-    if b.weight.ndim > 1:
-        rule = "have one axis at most, for rows of the product"
-        raise check.wrong(f"{argument}[{left!r}].weight", rule, tuple(b.weight.shape))
+    rule = "have one axis at most, for rows of the product"
+    check.require(b.weight.ndim <= 1, f"{argument}[{left!r}].weight", rule, b.weight)
     weight = torch.where((a.weight > 0).all(), b.weight, 0.0)
     value = widened(b.known) @ widened(a.known)
     return Weighted(value, on_wide_device(weight))

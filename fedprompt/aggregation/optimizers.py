@@ -1,6 +1,6 @@
 """Server rules with a gradient: steps of an optimizer, and adaptive rates (FedOpt)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -184,7 +184,7 @@ class _Optimizer(RowRule):
             _shorten(new, self.max_norm)
         optimizer = self._made(new)
         options = {name: o for name, o in optimizer.param_groups[0].items() if name != "params"}
-        check.load_state(optimizer, state)
+        load_state(optimizer, state)
         optimizer.param_groups[0].update(options)  # those of the state may be of earlier rounds
         parts = [part for memory in optimizer.state.values() for part in memory.values()]
         shapes = {part.shape for part in parts if isinstance(part, Tensor)}
@@ -197,6 +197,18 @@ class _Optimizer(RowRule):
         rule = "return an optimizer of torch.optim"
         check.instance("make_optimizer", optimizer, torch.optim.Optimizer, rule)
         return optimizer
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Load a copy of a state dict, which later steps of the optimizer do not change."""
+    rule = "be a state dict of this optimizer"
+    check.instance("state", state, Mapping, rule)
+    before = optimizer.state_dict()
+    try:
+        optimizer.load_state_dict(deepcopy(dict(state)))
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        optimizer.load_state_dict(before)
+        raise check.wrong("state", rule, check.kind(state)) from error
 
 
 def _as_sent(previous: Tensor, mean: Tensor) -> Tensor:
@@ -226,8 +238,7 @@ class _Adaptive(RowRule):
         check.pair("betas", self.betas, "be two numbers")
         for position, beta in enumerate(self.betas):
             check.number(f"betas[{position}]", beta, at_least=0)
-            if beta >= 1:
-                raise check.wrong(f"betas[{position}]", "be below 1", beta)
+            check.require(beta < 1, f"betas[{position}]", "be below 1", beta)
         check.number("tau", self.tau, above=0)
 
     def first_state(self, previous: Tensor) -> State:

@@ -68,9 +68,8 @@ def mixtures(
                     answer[name] = RowSums(sent.like)
                 if row[count - 1] > 0:
                     answer[name].add_sums(sent, row[count - 1])
-    if count != clients:
-        rule = f"have one payload for each of the {clients} columns of `weights`"
-        raise check.wrong("payloads", rule, "more" if count > clients else count)
+    rule = f"have one payload for each of the {clients} columns of `weights`"
+    check.require(count == clients, "payloads", rule, "more" if count > clients else count)
     return [{name: total.result() for name, total in answer.items()} for answer in sums]
 
 
@@ -118,10 +117,9 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
 def _checked_weights(weights: Any) -> list[list[float]]:
     """Return weights (answers, clients) as numbers, after checking their form and range."""
     rule = "be floating-point of shape (answers, clients)"
-    check.real("weights", weights, rule, floating=True)
-    if weights.ndim != 2 or weights.shape[1] == 0:
-        rule = "have shape (answers, clients), at least one client"
-        raise check.wrong("weights", rule, tuple(weights.shape))
+    check.number_tensor("weights", weights, rule)
+    rule = "have shape (answers, clients), at least one client"
+    check.require(weights.ndim == 2 and weights.shape[1] != 0, "weights", rule, weights)
     check.finite("weights", weights)
     rows: list[list[float]] = weights.detach().tolist()
     for number in [extreme for row in rows for extreme in (min(row), max(row))]:

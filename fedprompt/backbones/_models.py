@@ -8,6 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt.freezing import parameters_of
 
 _IN_TURN = (
     "The trainable parameters of a trunk exist once, and a copy would share them silently or "
@@ -75,14 +76,13 @@ class _Places(MutableMapping[str, Tensor | None]):
         return len(self._names)
 
 
-def chosen_parameters(model: nn.Module, trainable: object) -> list[nn.Parameter]:
+def chosen_parameters(model: nn.Module, trainable: Any) -> list[nn.Parameter]:
     """Return the parameters of parts of a model, each once, in the order of the model."""
     if trainable is None:
         return []
-    if not isinstance(trainable, Iterable) or isinstance(trainable, str | nn.Parameter):
-        rule = "be a list of parameters or modules of `model`"
-        raise check.wrong_type("trainable", rule, check.kind(trainable))
-    chosen = check.parameters("trainable", trainable, model)
+    fits = isinstance(trainable, Iterable) and not isinstance(trainable, str | nn.Parameter)
+    check.typed(fits, "trainable", "be a list of parameters or modules of `model`", trainable)
+    chosen = parameters_of("trainable", trainable, model)
     check.some("trainable", chosen, "contain at least one parameter of `model`")
     if others := [p.dtype for p in chosen if p.dtype not in (torch.float32, torch.float64)]:
         rule = "be in float32 or float64, because half precision loses small steps"

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float64, Int64, Integer, Shaped
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 
 Labels = Integer[np.ndarray, " samples"] | Integer[Tensor, " samples"] | Sequence[int | np.integer]
@@ -41,7 +42,7 @@ def numpy_generator(generator: Any) -> np.random.Generator:
 
 def some_labels(labels: Labels, *, num_classes: int | None = None) -> Int64[np.ndarray, " samples"]:
     """Copy at least one class label into an int64 array."""
-    array = check.integers("labels", labels, below=num_classes)
+    array = convert.integers("labels", labels, below=num_classes)
     check.some("labels", array.size, "hold at least one label")
     return array
 
@@ -56,7 +57,7 @@ def numbered(
 ) -> tuple[Int64[np.ndarray, " samples"], int]:
     """Number names in sorted order, or among all known ones; return their number as well."""
     place, every = (argument, names) if known is None else (f"all_{argument}", known)
-    entries, own = check.entries(place, every), check.entries(argument, names)
+    entries, own = convert.entries(place, every), convert.entries(argument, names)
     check.some(place, entries, f"hold at least one {argument[:-1]}")
     wanted = str if isinstance(entries[0], str) else Integral
     for where, given in {place: entries, argument: own}.items():
@@ -82,8 +83,7 @@ def concentrations(
         array = np.asarray(alpha)
     except ValueError as error:  # rows of unlike length
         raise check.wrong("alpha", rule, check.kind(alpha)) from error
-    if array.dtype.kind not in "iuf":
-        raise check.wrong_type("alpha", rule, check.kind(alpha))
+    check.typed(array.dtype.kind in "iuf", "alpha", rule, alpha)
     array = array.astype(np.float64)
     if wrong := array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist():
         raise check.wrong("alpha", f"be above 0 and at most {LARGEST_ALPHA:g}", wrong[0])

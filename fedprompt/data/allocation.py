@@ -55,16 +55,13 @@ def allocate(
 
 
 def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
-    if not isinstance(shares, np.ndarray) or not np.issubdtype(shares.dtype, np.floating):
-        rule = "be a floating-point array of shape (clients, classes)"
-        raise check.wrong_type("shares", rule, check.kind(shares))
-    if shares.ndim != 2 or 0 in shares.shape:
-        rule = "have shape (clients, classes) without an empty axis"
-        raise check.wrong("shares", rule, shares.shape)
+    fits = isinstance(shares, np.ndarray) and np.issubdtype(shares.dtype, np.floating)
+    check.typed(fits, "shares", "be a floating-point array of shape (clients, classes)", shares)
+    rule = "have shape (clients, classes) without an empty axis"
+    check.require(shares.ndim == 2 and 0 not in shares.shape, "shares", rule, shares.shape)
     wrong = shares[~(np.isfinite(shares) & (shares >= 0))]
     if wrong.size:
         raise check.wrong("shares", "be finite and at least 0", wrong[0])
     total = shares.astype(np.float64).sum(axis=0)
-    if total.max() > 1 + TOLERANCE:
-        got = f"{total.max():g} for class {total.argmax()}"
-        raise check.wrong("shares", "sum to at most 1 in every column", got)
+    got = f"{total.max():g} for class {total.argmax()}"
+    check.require(total.max() <= 1 + TOLERANCE, "shares", "sum to at most 1 in every column", got)

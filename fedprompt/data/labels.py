@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data._arguments import Indices
 
@@ -59,7 +60,7 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([labels_of(part, column=column) for part in dataset.datasets])
     place, found = _stored(dataset, column)
-    labels = _checked(place, check.entries(place, found))
+    labels = _checked(place, convert.entries(place, found))
     if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
         raise check.wrong(place, f"have one label for each of {len(dataset)} samples", len(labels))
     return labels
@@ -73,16 +74,15 @@ def _stored(dataset: Any, column: str) -> tuple[str, Any]:
     if isinstance(dataset, Mapping):
         columns = list(dataset)
     if isinstance(columns, list):
-        if column not in columns:
-            rule = f"name a column of `dataset`, one of {sorted(map(str, columns))}"
-            raise check.wrong("column", rule, repr(column))
+        rule = f"name a column of `dataset`, one of {sorted(map(str, columns))}"
+        check.require(column in columns, "column", rule, repr(column))
         plain = dataset if isinstance(dataset, Mapping) else dataset.with_format(None)
         return f"dataset[{column!r}]", plain[column]
     for name in ("targets", "labels"):  # of map-style data sets, in torchvision and elsewhere
         if hasattr(dataset, name):
             found = getattr(dataset, name)
             if (change := getattr(dataset, "target_transform", None)) is not None:
-                found = [change(label) for label in check.entries(f"dataset.{name}", found)]
+                found = [change(label) for label in convert.entries(f"dataset.{name}", found)]
             return f"dataset.{name}", found
     if isinstance(dataset, Tensor | np.ndarray | Sequence):
         return "dataset", dataset
@@ -113,4 +113,4 @@ def _checked(place: str, found: list[Any]) -> Indices:
     plain: list[Any] = [
         entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
     ]
-    return check.integers(place, plain)
+    return convert.integers(place, plain)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
@@ -63,9 +64,8 @@ def dirichlet_overlapping(
     class_sizes = np.bincount(array)
     drawn = _arguments.concentrations(alpha, num_clients, len(class_sizes))
     least = minimum_counts(min_per_class, class_sizes, 1)
-    if least.sum() > size:
-        rule = f"fit into `size`, {size}"
-        raise check.wrong("min_per_class", rule, f"{least.sum()} samples of all classes")
+    got = f"{least.sum()} samples of all classes"
+    check.require(least.sum() <= size, "min_per_class", f"fit into `size`, {size}", got)
     clients = []
     for mix in raised(
         np.stack([*map(generator.dirichlet, drawn)], axis=1), least[:, None] / size
@@ -104,7 +104,7 @@ def dirichlet_sizes(
     """
     generator = numpy_generator(generator)
     array = _arguments.class_numbers(labels)
-    chosen = check.integers("sizes", sizes)
+    chosen = convert.integers("sizes", sizes)
     check.some("sizes", chosen.size, "have the size of at least one client")
     total = sum(chosen.tolist())  # int64 could overflow
     if chosen.min() < 1 or total > len(array):

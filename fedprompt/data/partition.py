@@ -273,9 +273,8 @@ def by_domain(
     if num_clients is None:
         return domain_samples
     check.count("num_clients", num_clients)
-    if num_clients % num_domains:
-        rule = f"be a multiple of {num_domains}, the number of domains"
-        raise check.wrong("num_clients", rule, num_clients)
+    rule = f"be a multiple of {num_domains}, the number of domains"
+    check.require(not num_clients % num_domains, "num_clients", rule, num_clients)
     generator = numpy_generator(generator)
     fewest = min(map(len, domain_samples))
     if all_domains is None:

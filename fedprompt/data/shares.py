@@ -10,6 +10,7 @@ from math import gcd
 import numpy as np
 from jaxtyping import Float64
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
@@ -172,7 +173,7 @@ def class_shares(
     check.iterable("clients", clients, "index arrays")
     of = ", the positions in `labels`"
     held = [
-        check.integers(f"clients[{client}]", positions, below=len(array), of=of)
+        convert.integers(f"clients[{client}]", positions, below=len(array), of=of)
         for client, positions in enumerate(clients)
     ]
     check.some("clients", held, "have at least one client")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Generator, Indices, Labels, Names, numpy_generator
@@ -34,7 +35,7 @@ def study_quiz_split(
     """
     check.count("quiz_size", quiz_size)
     generator = numpy_generator(generator)
-    order = generator.permutation(len(check.integers("labels", labels))).astype(np.int64)
+    order = generator.permutation(len(convert.integers("labels", labels))).astype(np.int64)
     return np.sort(order[quiz_size:]), np.sort(order[:quiz_size])
 
 

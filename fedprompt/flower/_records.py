@@ -65,9 +65,8 @@ def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
     record: Any = records.get(_MESSAGE) if len(records) == 1 else None
     single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
-    if not single or record["blob"].stype != "safetensors":
-        rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
-        raise check.wrong("records", rule, list(records))
+    rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
+    check.require(single and record["blob"].stype == "safetensors", "records", rule, list(records))
     blob: bytes = record["blob"].data
     return blob
 

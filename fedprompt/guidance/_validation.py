@@ -25,8 +25,7 @@ def checked_guides(guides: Any) -> Guides:
     weighted = isinstance(guides, Weighted)
     table, weight = nouns.layout("guides", guides) if weighted else (guides, None)
     rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
-    check.floating("guides", table, rule)
-    check.strided("guides", table)
+    check.number_tensor("guides", table, rule)
     if table.ndim != 2 or 0 in table.shape:
         raise check.wrong("guides", "have shape (classes, dim)", tuple(table.shape))
     if weight is None:
@@ -41,9 +40,9 @@ def checked_guides(guides: Any) -> Guides:
 def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> None:
     """Require that the two outputs of a model have the shapes of the batch and the guides."""
     classes, dim = table.shape
-    check.floating("logits", logits)
+    check.number_tensor("logits", logits)
     check.shape("logits", logits, (batch, classes), "labels by rows of `guides`,")
-    check.floating("guided", guided)
+    check.number_tensor("guided", guided)
     check.shape("guided", guided, (batch, dim), "labels by columns of `guides`,")
 
 
@@ -69,11 +68,10 @@ def check_call(
     check.optional(check.function, "update", update)
 
 
-def checked_batches(argument: str, batches: object, num_classes: int) -> list[Pair]:
+def checked_batches(argument: str, batches: Any, num_classes: int) -> list[Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
-    if not isinstance(batches, Sequence) or isinstance(batches, str):
-        rule = "be a pair (images, labels) or a sequence of pairs"
-        raise check.wrong_type(argument, rule, check.kind(batches))
+    fits = isinstance(batches, Sequence) and not isinstance(batches, str)
+    check.typed(fits, argument, "be a pair (images, labels) or a sequence of pairs", batches)
     if len(batches) == 2 and not isinstance(batches[0], Sequence):
         return [_checked_batch(argument, batches, num_classes)]
     check.some(argument, batches, "contain at least one batch")
@@ -88,7 +86,7 @@ def _checked_batch(argument: str, batch: Any, num_classes: int) -> Pair:
     if not pair or not all(isinstance(part, Tensor) for part in batch):
         raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
     images, labels = batch
-    check.strided(argument, images)
+    check.dense(argument, images, stored=False)
     check.labels(f"{argument} labels", labels, num_classes)
     check.some(argument, len(labels), "contain at least one sample")
     if images.ndim == 0 or len(images) != len(labels):
@@ -142,13 +140,11 @@ def check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor
 
 def check_scalar_loss(value: object) -> None:
     """Require that a guide loss is a scalar."""
-    if not isinstance(value, Tensor) or value.shape != ():
-        rule = "return a scalar, such as a mean over the batch"
-        raise check.wrong("loss", rule, check.kind(value))
+    rule = "return a scalar, such as a mean over the batch"
+    check.require(isinstance(value, Tensor) and value.shape == (), "loss", rule, check.kind(value))
 
 
 def check_twice_differentiable(slope: Tensor | None) -> None:
     """Require that a guide loss, or its gradient, can be differentiated."""
-    if slope is None or not slope.requires_grad:
-        rule = "be twice differentiable"
-        raise check.wrong("loss", rule, "a gradient with respect to `guided` that is constant")
+    got = "a gradient with respect to `guided` that is constant"
+    check.require(slope is not None and slope.requires_grad, "loss", "be twice differentiable", got)

@@ -153,9 +153,8 @@ def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> N
     check.function("evaluate", evaluate)
     check.tensors("parameters", parameters)
     check.tensors("direction", direction)
-    if direction.keys() != parameters.keys():
-        rule = f"have the names of `parameters` {list(parameters)}"
-        raise check.wrong("direction", rule, list(direction))
+    rule = f"have the names of `parameters` {list(parameters)}"
+    check.require(direction.keys() == parameters.keys(), "direction", rule, list(direction))
     for name, value in parameters.items():
         place = f"direction[{name!r}]"
         check.tensor(place, direction[name], value.dtype, value.shape, "`parameters`")

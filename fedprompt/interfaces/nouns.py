@@ -45,8 +45,7 @@ class Weighted(_Entry):
         """Make an entry whose parts fit."""
         if isinstance(value, Tensor) or isinstance(weight, Tensor):
             for name, part in (("value", value), ("weight", weight)):
-                check.floating(name, part)
-                check.strided(name, part)
+                check.number_tensor(name, part)
             if weight.is_meta != value.is_meta:
                 rule = f"be on the device of `value`, {value.device}"
                 raise check.wrong("weight", rule, weight.device)
@@ -117,11 +116,9 @@ class PromptStream(_Stream):
             check.flag("replace", replace)
             for layer, tokens in layers.items():
                 check.count("layers", layer, at_least=0)
-                check.floating(f"layers[{layer}]", tokens)
-                check.strided(f"layers[{layer}]", tokens)
-                if tokens.ndim < 2:
-                    rule = "have shape (prompts, dim), with axes in front if they differ"
-                    raise check.wrong(f"layers[{layer}]", rule, tuple(tokens.shape))
+                check.number_tensor(f"layers[{layer}]", tokens)
+                rule = "have shape (prompts, dim), with axes in front if they differ"
+                check.require(tokens.ndim >= 2, f"layers[{layer}]", rule, tokens)
         return super().__new__(cls, layers, replace)
 
 
@@ -187,8 +184,9 @@ class ClassNames(_Names):
         classes = self.tokens
         for field, ndim in (("tokens", 3), ("start", 2), ("pad", 1)):
             part = getattr(self, field)
-            check.floating(field, part, f"be a floating-point tensor with {ndim} axes", ndim)
-            check.strided(field, part)
+            check.number_tensor(
+                field, part, f"be a floating-point tensor with {ndim} axes", ndim=ndim
+            )
             if part.shape[-1:] != classes.shape[-1:] or part.device != classes.device:
                 raise check.wrong(field, "be as wide and where `tokens` is", check.kind(part))
         check.count("context_length", self.context_length)

@@ -159,8 +159,7 @@ def transport_logits(
 
 def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
     """Return the entropy's factor of a solver, for lean logits."""
-    if gradient is not plan_fixed:
-        raise check.wrong("gradient", "be plan_fixed for lean logits", gradient)
+    check.require(gradient is plan_fixed, "gradient", "be plan_fixed for lean logits", gradient)
     options = inspect.signature(solver).parameters
     if "epsilon" not in options:
         raise check.wrong("solver", "have an `epsilon` and duals for lean logits", solver)
@@ -172,10 +171,9 @@ def _check_features(
     name: str, features: Tensor, ndim: int, shape: str, *, batched: bool = True
 ) -> None:
     """Require a floating-point tensor with `ndim` axes; only a batch axis may be empty."""
-    check.floating(name, features, f"be a floating-point tensor {shape}")
+    check.number_tensor(name, features, f"be a floating-point tensor {shape}")
     if features.ndim != ndim or 0 in features.shape[int(batched) :]:
         raise check.wrong(name, f"have shape {shape} without an empty axis", tuple(features.shape))
-    check.strided(name, features)
 
 
 def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
@@ -185,9 +183,9 @@ def _check_pair(name: str, image: Tensor, text: Tensor, scale: object) -> None:
     """
     check.comparable("text", text, name, image)
     if isinstance(scale, Tensor):
-        check.floating("scale", scale, "be a number or a floating-point scalar tensor", 0)
-        check.device("scale", scale, image.device)
-        check.floats("scale", scale)
+        check.number_tensor("scale", scale, "be a number or a floating-point scalar tensor", ndim=0)
+        check.same_device("scale", scale, image.device, or_cpu=True)
+        check.finite("scale", scale, sync=False)
         if check.values_readable(scale, sync=False) and scale <= 0:
             raise check.wrong("scale", "be above 0", scale.item())
     else:

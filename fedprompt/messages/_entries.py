@@ -76,10 +76,9 @@ def read_entries(
             found = stream.read(min(state["num_bytes"], file.stat().st_size))
         lines = found.splitlines(keepends=True)
     written = Written(path).followed_by(lines)
-    if written.mark() != dict(state):
-        rule = f"contain the {state['num_entries']} entries that were saved"
-        got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
-        raise check.wrong("path", rule, got)
+    rule = f"contain the {state['num_entries']} entries that were saved"
+    got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
+    check.require(written.mark() == dict(state), "path", rule, got)
     try:
         return [_entry_of(line) for line in lines], written
     except (ValueError, TypeError) as error:
@@ -131,6 +130,6 @@ def check_entry(entry: LedgerEntry, place: str) -> None:
 def check_client(argument: str, client: object) -> None:
     """Require an id that a checkpoint restores: a string, a number, or a tuple of these."""
     for part in client if type(client) is tuple else (client,):
-        if type(part) not in (str, int, float, bool) or part != part:  # NaN is not equal to itself
-            rule = "be a string, a number of Python, or a tuple of these"
-            raise check.wrong_type(argument, rule, check.kind(client))
+        rule = "be a string, a number of Python, or a tuple of these"
+        # NaN is not equal to itself.
+        check.typed(type(part) in (str, int, float, bool) and part == part, argument, rule, client)

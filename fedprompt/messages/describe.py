@@ -61,9 +61,8 @@ def describe(
     """
     check.module("model", model)
     backbone = trunk if isinstance(trunk, nn.Module) else getattr(trunk, "model", None)
-    if trunk is not None and not isinstance(backbone, nn.Module):
-        rule = "be a module, or a trunk or tower of fedprompt"
-        raise check.wrong_type("trunk", rule, check.kind(trunk))
+    rule = "be a module, or a trunk or tower of fedprompt"
+    check.typed(trunk is None or isinstance(backbone, nn.Module), "trunk", rule, trunk)
     parameters = {*model.parameters(), *(() if backbone is None else backbone.parameters())}
     size = num_bytes(message)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)

@@ -75,9 +75,8 @@ class Ledger:
         size = num_bytes(message)
         entry = LedgerEntry(server_round, client, direction, size, framed)
         _entries.check_entry(entry, "{}")
-        if framed and (not message or framed < size):
-            rule = f"be the length of a blob with the {size} bytes of `message`"
-            raise check.wrong("framed", rule, framed)
+        rule = f"be the length of a blob with the {size} bytes of `message`"
+        check.require(not framed or (message and framed >= size), "framed", rule, framed)
         if message:
             self.entries.append(entry._replace(server_round=int(server_round), framed=int(framed)))
 
@@ -196,9 +195,8 @@ class Ledger:
         with locked(file):
             foreign = self._written.path != path
             size = file.stat().st_size if file.exists() else 0
-            if foreign and size:
-                rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
-                raise check.wrong("path", rule, f"one of {size} bytes")
+            rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
+            check.require(not foreign or not size, "path", rule, f"one of {size} bytes")
             if foreign or self._written.num_entries > len(self.entries):
                 self._written = Written(path)
             elif self._last and size != self._written.num_bytes:

@@ -73,8 +73,7 @@ def collect(
     values = {
         name: value for name, value in values.items() if value.is_floating_point() or not buffers
     }
-    if not values:
-        raise check.wrong("only", "name floating-point numbers", "integers alone")
+    check.require(values, "only", "name floating-point numbers", "integers alone")
     if only is None and not buffers:
         _warn_of_frozen(module, values)
     rows = {} if rows is None else rows
@@ -208,8 +207,7 @@ def snapshot(
         tensors |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
     found = {inner_name(module, name): value for name, value in tensors.items()}
     chosen = list(found) if only is None else _matching(list(found), only)
-    if not chosen:
-        raise check.wrong("module", "have parameters", type(module).__name__)
+    check.require(chosen, "module", "have parameters", type(module).__name__)
     return {name: found[name].detach().clone() for name in chosen}
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._conversions as convert
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
@@ -105,7 +106,7 @@ class HeldOut:
         for first in list(mixes.values())[:1]:
             for client, mix in mixes.items():
                 check.count("key of mixes", client, at_least=0)
-                check.counts(f"mixes[{client}]", mix, "(cells,)", ndims=(1,))
+                convert.counts(f"mixes[{client}]", mix, "(cells,)", ndims=(1,))
                 check.shape(f"mixes[{client}]", mix, first.shape)
                 check.some(f"mixes[{client}]", mix.any(), "count at least one input")
             size = len(self.labels)

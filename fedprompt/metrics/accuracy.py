@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 
 
@@ -93,7 +94,7 @@ def client_spread(
         >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
-    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
     tests = matrix.shape[1]
     sizes = _sizes(torch.ones(tests) if num_examples is None else num_examples, tests)
     clients = matrix @ sizes / sizes.sum()
@@ -198,16 +199,15 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
 
 
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
-    matrix = check.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
     clients, tests = matrix.shape
-    if clients not in (1, tests):
-        rule = "have as many rows as test sets, or one row"
-        raise check.wrong("accuracy", rule, tuple(matrix.shape))
+    rule = "have as many rows as test sets, or one row"
+    check.require(clients in (1, tests), "accuracy", rule, matrix)
     return matrix[0] if clients == 1 else matrix.diagonal()
 
 
 def _sizes(num_examples: Any, tests: int) -> Float[Tensor, " tests"]:
-    sizes = check.counts("num_examples", num_examples, f"({tests},)", ndims=(1,))
+    sizes = convert.counts("num_examples", num_examples, f"({tests},)", ndims=(1,))
     check.shape("num_examples", sizes, (tests,))
     check.some("num_examples", bool(sizes.any()), "count at least one sample")
     return sizes

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int, Integer, Real
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
@@ -186,13 +187,13 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
 
 def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
-    check.floating("predict", logits, "return floating-point logits")
+    check.number_tensor("predict", logits, "return floating-point logits")
     check.shape("predict(inputs)", logits, (len(labels), num_classes))
     return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
 
 
 def _square(table: Any) -> Float[Tensor, "classes classes"]:
-    counts = check.counts("table", table, "(predicted, classes)")
+    counts = convert.counts("table", table, "(predicted, classes)")
     if counts.shape[0] != counts.shape[1]:
         raise check.wrong("table", "have a row and a column for each class", tuple(counts.shape))
     check.some("table", bool(counts.any()), "count at least one sample")

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 
 
@@ -54,7 +55,7 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
         Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
         Learning", 2024, Fig. 1.
     """
-    curves = check.table("losses", losses, "(rounds, clients)")
+    curves = convert.table("losses", losses, "(rounds, clients)")
     check.finite("losses", curves)
     clients = (curves - torch.cummin(curves, 0).values).amax(0)
     return NegativeEffect(clients, clients.mean().item(), clients.max().item())

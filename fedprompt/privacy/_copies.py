@@ -48,9 +48,8 @@ class _Copies(nn.Module):
                 return dict(result.layers)
             rule = "return a tensor or a PromptStream from every module that owns parameters"
             check.instance("model", result, Tensor, rule)
-            if inputs and result.shape[:1] != (1,):
-                rule = "return (batch, ...) from every module that is called with a batch"
-                raise check.wrong("model", rule, tuple(result.shape))
+            rule = "return (batch, ...) from every module that is called with a batch"
+            check.require(not inputs or result.shape[:1] == (1,), "model", rule, result)
             return result[0] if inputs else result
 
         with replacing(self._single[0]):

@@ -65,9 +65,8 @@ def check_independence(model: _Model, batch: Tensor | Sequence[Tensor]) -> None:
     runs = _Runs(model, inputs)
     order = list(range(len(inputs[0])))
     first = runs.outputs(order)
-    if _moved(first, runs.outputs(order)):
-        rule = "repeat its outputs from the same state of PyTorch's random streams"
-        raise check.wrong("model", rule, "others in a second pass")
+    rule = "repeat its outputs from the same state of PyTorch's random streams"
+    check.require(not _moved(first, runs.outputs(order)), "model", rule, "others in a second pass")
     for sample, other in enumerate(_others(inputs)):
         changed = [*order[:sample], other, *order[sample + 1 :]]
         if moved := [row for row in _moved(first, runs.outputs(changed)) if row != sample]:
@@ -107,12 +106,10 @@ class _Runs:
         """Return all tensors of the result."""
         outputs = _tensors(self.run(order))
         for output in outputs:
-            if output.shape[:1] != (len(order),):
-                rule = f"return tensors (batch={len(order)}, ...)"
-                raise check.wrong("model", rule, check.kind(output))
+            rule = f"return tensors (batch={len(order)}, ...)"
+            check.require(output.shape[:1] == (len(order),), "model", rule, check.kind(output))
             check.finite("model(batch)", output)
-        if not outputs:
-            raise check.wrong_type("model", "return tensors (batch, ...)", "none")
+        check.require(outputs, "model", "return tensors (batch, ...)", "none", TypeError)
         return outputs
 
     def first_module(self, order: _Order, changed: _Order, sample: int) -> str:

@@ -72,7 +72,7 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
         >>> from_sum(total, like=payload(0.0, 0.0))
         {'head': Weighted(value=tensor([4.]), weight=tensor(4.))}
     """
-    check.floating("vector", vector, "be a floating-point tensor of shape (length,)", 1)
+    check.number_tensor("vector", vector, "be a floating-point tensor of shape (length,)", ndim=1)
     nouns.form("like", like)
     sizes = [tensor.numel() for _, entry in sorted(like.items()) for tensor in entry]
     check.shape("vector", vector, (sum(sizes),), "`like` as a vector")

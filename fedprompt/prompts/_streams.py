@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._random_streams import device_of
 from fedprompt.interfaces import PromptStream, Trunk
 
 
@@ -44,16 +45,15 @@ def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
 
 def check_dtype(dtype: object) -> None:
     """Require a floating-point dtype or None."""
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        rule = "be a floating-point torch.dtype or None"
-        raise check.wrong_type("dtype", rule, check.kind(dtype))
+    fits = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    check.typed(fits, "dtype", "be a floating-point torch.dtype or None", dtype)
 
 
 def normal_values(
     shape: tuple[int, ...], std: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Draw initial values from a normal distribution, on the device of the generator."""
-    device = check.initial_generator(generator)
+    device = device_of(generator)
     return torch.empty(shape, device=device).normal_(0, std, generator=generator)
 
 
@@ -62,6 +62,6 @@ def vpt_uniform(
 ) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = patch_size
-    device = check.initial_generator(generator)
+    device = device_of(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)

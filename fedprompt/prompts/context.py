@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._random_streams import device_of
 from fedprompt.interfaces import ClassNames, PromptedText
 from fedprompt.prompts._streams import normal_values
 
@@ -71,7 +72,7 @@ class ContextPrompts(nn.Module):
         if init is None:
             values = normal_values((*rows, length, dim), 0.02, generator)
         else:
-            check.initial_generator(generator)
+            device_of(generator)
             values = _checked_init(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
 
@@ -179,10 +180,9 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
 
 def _checked_init(init: Tensor, dim: int) -> Tensor:
     shape = "of shape (length, dim), such as tower.words('a photo of a')"
-    check.floating("init", init, f"be a floating-point tensor {shape}")
+    check.number_tensor("init", init, f"be a floating-point tensor {shape}")
     if init.ndim != 2 or init.shape[1] != dim:
         raise check.wrong("init", f"have shape (length, {dim})", tuple(init.shape))
-    check.dense("init", init)
     check.finite("init", init)
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 
@@ -191,7 +191,7 @@ def _check_context(
     context: Any, names: ClassNames, class_specific: object, per_sample: object
 ) -> None:
     nouns.class_names(names)
-    check.floats("context", context)
+    check.number_tensor("context", context, read=True)
     flags = {"per_sample": per_sample, "class_specific": class_specific}
     for argument, flag in flags.items():
         check.flag(argument, flag)
@@ -206,9 +206,9 @@ def _check_context(
     check.same_device("context", context, names.tokens.device, "the device of `names`,")
     length = context.shape[-2]
     available = names.context_length - len(names.start) - length
-    if available <= min(names.ending):  # not even names of one token fit
-        rule = f"be shorter, because no name fits into {names.context_length} positions with it"
-        raise check.wrong("context", rule, f"one of length {length}")
+    # With too long a context, not even names of one token fit.
+    rule = f"be shorter, because no name fits into {names.context_length} positions with it"
+    check.require(available > min(names.ending), "context", rule, f"one of length {length}")
     if longest > available:
         name = names.names[names.length.index(longest)]
         rule = (

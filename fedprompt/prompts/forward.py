@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.interfaces import Encoded, PromptStream, ResumableTrunk, Trunk
 from fedprompt.prompts import _streams
@@ -189,7 +190,8 @@ def _resumed(
     if not isinstance(trunk, ResumableTrunk):
         rule = f"have the method `resume` of a ResumableTrunk, because `start` is {start}"
         raise check.wrong_type("trunk", rule, type(trunk).__name__)
-    check.floats("tokens", tokens, 3, f"of shape (batch, seq, {trunk.dim})")
+    rule = f"be a floating-point tensor of shape (batch, seq, {trunk.dim})"
+    check.number_tensor("tokens", tokens, rule, ndim=3, read=True)
     check.shape("tokens", tokens, (*tokens.shape[:2], trunk.dim))
     lengths = [
         _length_before(start, f"streams[{position}]", stream)
@@ -199,7 +201,7 @@ def _resumed(
         rule = f"contain the {sum(lengths)} prompts before block {start}"
         raise check.wrong("tokens", rule, f"{tokens.shape[1]} tokens")
     prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
-    size = None if image_size is None else check.height_and_width("image_size", image_size)
+    size = None if image_size is None else convert.height_and_width("image_size", image_size)
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)
     prefix, _, rest = _split(plain, trunk.prefix, [])
     tokens = torch.cat([prefix, *(span.to(plain.dtype) for span in spans), rest], 1)

@@ -8,7 +8,9 @@ import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
+from fedprompt._random_streams import device_of
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -63,17 +65,16 @@ class PadPrompts(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        height, width = check.height_and_width("image_size", image_size)
+        height, width = convert.height_and_width("image_size", image_size)
         check.count("padding", padding)
         for name, numbers in (("mean", mean), ("std", std)):
             check.sequence(name, numbers, "numbers")
-        if len(mean) != len(std) or not len(mean):
-            rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
-            raise check.wrong("std", rule, len(std))
+        rule = f"have one entry for each of the {len(mean)} channels of `mean`, at least one"
+        check.require(len(mean) == len(std) and len(mean), "std", rule, len(std))
         for center, spread in zip(mean, std, strict=True):
             check.number("mean", center)
             check.divisor("std", spread)
-        device = check.initial_generator(generator)
+        device = device_of(generator)
         draw = partial(torch.rand, generator=generator, device=device)
         self.columns = nn.Parameter(draw(len(mean), height, 2 * padding))
         self.rows = nn.Parameter(draw(len(mean), 2 * padding, width + 2 * padding))
@@ -87,7 +88,7 @@ class PadPrompts(nn.Module):
         """Return the images with the border around them."""
         channels, height, twice = self.columns.shape
         expected = (channels, height, self.rows.shape[2] - twice)
-        check.floats("images", images)
+        check.number_tensor("images", images, read=True)
         check.shape("images", images, (*images.shape[:1], *expected))
         check.same_device("images", images, self.rows.device, "the prompts' device")
         rows, columns = ((pixels - self.mean) / self.std for pixels in (self.rows, self.columns))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._random_streams import device_of
 from fedprompt.interfaces import Trunk, Weighted
 from fedprompt.prompts._streams import checked_depth, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
@@ -42,8 +43,7 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
     check.images(images, any_dtype=True)
     check.some("images", len(images), "contain at least one image")
     tokens, context = trunk.embed(images)
-    if tokens.shape[1] == trunk.prefix:
-        raise check.wrong("images", "have at least one patch", tuple(images.shape))
+    check.require(tokens.shape[1] != trunk.prefix, "images", "have at least one patch", images)
     means = []
     for layer in range(trunk.depth):
         means.append(tokens[:, trunk.prefix :].float().mean((0, 1)))
@@ -96,7 +96,7 @@ def initialize_at(
     kinds = LayeredPrompts | GroupPrompts
     check.instance("prompts", prompts, kinds, "be LayeredPrompts or GroupPrompts")
     check.number("noise", noise, at_least=0)
-    check.initial_generator(generator)
+    device_of(generator)
     _check_means(means, prompts.layers, prompts.tokens.shape[-1])
     tokens = prompts.tokens
     centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)

@@ -8,6 +8,7 @@ import torch.nn as nn
 from jaxtyping import Integer
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.interfaces import PromptStream, Trunk
 from fedprompt.prompts._streams import vpt_uniform
@@ -38,7 +39,7 @@ class _VisualPrompts(nn.Module):
         self.replace = replace
         if patch_size is None:
             patch_size = dim.patch_size if isinstance(dim, Trunk) else _DEFAULT_PATCH_SIZE
-        self.patch_size = check.height_and_width("patch_size", patch_size)
+        self.patch_size = convert.height_and_width("patch_size", patch_size)
         shape = (*groups, len(self.layers), num_prompts, width)
         self.tokens = nn.Parameter(vpt_uniform(shape, self.patch_size, generator))
 
@@ -237,14 +238,13 @@ class GroupPrompts(_VisualPrompts):
             ValueError: If a group is out of range.
         """
         check.labels("indices", indices, len(self.tokens), sync=False)
-        check.device("indices", indices, self.tokens.device)
+        check.same_device("indices", indices, self.tokens.device, or_cpu=True)
         return self._stream(self.tokens[indices.long()].unbind(1))
 
 
 def _check_num_prompts(num_prompts: object) -> None:
-    if isinstance(num_prompts, Trunk):
-        rule = "be an integer; the trunk comes after it"
-        raise check.wrong_type("num_prompts", rule, check.kind(num_prompts))
+    rule = "be an integer; the trunk comes after it"
+    check.typed(not isinstance(num_prompts, Trunk), "num_prompts", rule, num_prompts)
     check.count("num_prompts", num_prompts, at_least=0)
 
 

@@ -11,10 +11,10 @@ def check_pair(query: Tensor, keys: Tensor) -> None:
 
     Values are checked on CPU tensors only, to avoid a GPU synchronization.
     """
-    for name, tensor, shape in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
-        check.floats(name, tensor, 2, shape)
-    if 0 in keys.shape:
-        raise check.wrong("keys", "hold at least one group of width 1 or more", tuple(keys.shape))
+    for name, tensor, axes in (("query", query, "(batch, dim)"), ("keys", keys, "(groups, dim)")):
+        rule = f"be a floating-point tensor {axes}"
+        check.number_tensor(name, tensor, rule, ndim=2, read=True)
+    check.require(0 not in keys.shape, "keys", "hold at least one group of width 1 or more", keys)
     check.comparable("query", query, "keys", keys)
 
 

@@ -3,7 +3,7 @@
 from jaxtyping import Real
 from torch import Tensor
 
-import fedprompt._refusals as check
+import fedprompt._conversions as convert
 
 
 def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
@@ -34,6 +34,6 @@ def clustering_accuracy(counts: Real[Tensor, "groups classes"]) -> float:
     """
     from scipy.optimize import linear_sum_assignment  # 0.3 s, for this function alone
 
-    table = check.counts("counts", counts, "(groups, classes)")
+    table = convert.counts("counts", counts, "(groups, classes)")
     rows, columns = linear_sum_assignment(table.numpy(), maximize=True)
     return float(table[rows, columns].sum() / (table.sum() or 1.0))

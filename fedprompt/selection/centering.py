@@ -9,6 +9,8 @@ import fedprompt._refusals as check
 from fedprompt._float64 import widened
 from fedprompt.interfaces import Weighted
 
+_QUERY = "be a floating-point tensor (batch, dim)"
+
 
 @torch.no_grad()
 def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
@@ -28,7 +30,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
         >>> query_mean(torch.tensor([[1.0, 4.0], [3.0, 4.0]]))
         Weighted(value=tensor([2., 4.]), weight=tensor(2.))
     """
-    check.floats("query", query, 2, "(batch, dim)")
+    check.number_tensor("query", query, _QUERY, ndim=2, read=True)
     check.dense("query", query)
     dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
@@ -78,14 +80,14 @@ class CenteredQueries(nn.Module):
         if center is None:
             center = torch.full((dim,), torch.nan)
         else:
-            check.floating("center", center, "be a floating-point tensor (dim,)")
+            check.number_tensor("center", center, "be a floating-point tensor (dim,)")
             check.shape("center", center, (dim,))
             check.finite("center", center)
         self.register_buffer("center", _wide(center.detach().clone()))
 
     def forward(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """Subtract the mean, in float32 at least."""
-        check.floats("query", query, 2, "(batch, dim)")
+        check.number_tensor("query", query, _QUERY, ndim=2, read=True)
         dim = self.center.shape[0]
         if query.shape[1] != dim:
             raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt._cosine import cosines, unit
 from fedprompt.selection._inputs import check_counts, check_pair
@@ -64,7 +65,7 @@ def selection_health(
         (1.0, 0.5, 2.83)
     """
     check.number("max_cosine", max_cosine, at_least=-1, at_most=1)
-    table = check.counts("counts", counts, "(groups,) or (groups, classes)", ndims=(1, 2))
+    table = convert.counts("counts", counts, "(groups,) or (groups, classes)", ndims=(1, 2))
     table = table.reshape(len(table), -1)
     sizes = table.sum(1)
     total = float(table.sum()) or 1.0
@@ -127,9 +128,8 @@ def revive_keys(
     check_pair(query, keys)
     check_counts("usage", usage, len(keys), sync=True)
     dead = torch.nonzero(usage == 0).flatten().tolist()
-    if len(query) < len(dead):
-        rule = f"hold at least one sample for each of {len(dead)} dead keys"
-        raise check.wrong("query", rule, len(query))
+    rule = f"hold at least one sample for each of {len(dead)} dead keys"
+    check.require(len(query) >= len(dead), "query", rule, len(query))
     new = keys.detach().clone()
     directions = unit(query)
     similarity = cosines(query, keys)
@@ -144,7 +144,7 @@ def revive_keys(
 @torch.no_grad()
 def _checked_cosine(query: Tensor, max_cosine: float) -> float:
     """Average the cosine over all pairs of different queries, and warn of a narrow cone."""
-    check.floating("query", query, "be a floating-point tensor (batch, dim)", 2)
+    check.number_tensor("query", query, "be a floating-point tensor (batch, dim)", ndim=2)
     check.finite("query", query)
     directions = unit(query).cpu().double()
     pairs = len(directions) * (len(directions) - 1)

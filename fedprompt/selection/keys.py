@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._cosine import unit
+from fedprompt._random_streams import device_of
 from fedprompt.interfaces import PromptSelector, Selection
 from fedprompt.selection._inputs import check_counts, check_pair
 from fedprompt.selection.nearest import select_nearest
@@ -50,7 +51,7 @@ def key_loss(
     """
     check_pair(query, keys)
     check.labels("indices", indices, len(keys), size=len(query), of="queries", sync=False)
-    check.device("indices", indices, keys.device)
+    check.same_device("indices", indices, keys.device, or_cpu=True)
     cosine = (unit(query.detach()) * unit(keys[indices.long()])).sum(1)
     return -(cosine.mean() if len(cosine) else cosine.sum())
 
@@ -76,7 +77,7 @@ def orthogonal_keys(
     check.count("dim", dim)
     of = "`dim`, because more keys cannot be orthogonal"
     check.count("num_groups", num_groups, at_most=dim, of=of)
-    device = check.initial_generator(generator)
+    device = device_of(generator)
     return nn.init.orthogonal_(torch.empty(num_groups, dim, device=device), generator=generator)
 
 

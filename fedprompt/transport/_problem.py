@@ -269,12 +269,10 @@ def check_layout(cost: Tensor, a: Tensor, b: Tensor) -> None:
         ("a", a, "(..., rows)"),
         ("b", b, "(..., columns)"),
     ):
-        check.floating(name, tensor, f"be a floating-point tensor {axes}")
-        check.strided(name, tensor)
+        check.number_tensor(name, tensor, f"be a floating-point tensor {axes}")
         check.same_device(name, tensor, cost.device, "the device of `cost`,")
-    if cost.ndim < 2 or 0 in cost.shape[-2:]:
-        rule = "have shape (..., rows, columns) with at least one row and one column"
-        raise check.wrong("cost", rule, tuple(cost.shape))
+    rule = "have shape (..., rows, columns) with at least one row and one column"
+    check.require(cost.ndim >= 2 and 0 not in cost.shape[-2:], "cost", rule, cost)
     *batch, rows, columns = cost.shape
     for name, mass, size in (("a", a, rows), ("b", b, columns)):
         leading = mass.shape[:-1]

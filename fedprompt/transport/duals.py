@@ -53,7 +53,7 @@ def plan_from_duals(
     """
     check_layout(cost, a, b)
     check.divisor("epsilon", epsilon)
-    check.floats("duals", duals, shape="(..., columns)")
+    check.number_tensor("duals", duals, "be a floating-point tensor (..., columns)", read=True)
     check.shape("duals", duals, cost.shape[:-2] + cost.shape[-1:], "the columns of `cost`")
 
     def solved(cost: Tensor, a: Tensor, b: Tensor, duals: Tensor) -> tuple[Tensor]:

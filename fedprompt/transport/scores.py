@@ -198,15 +198,15 @@ def _check(cost: Tensor, coupling: Coupling) -> None:
     """Require a cost, and a coupling in its layout; numbers are checked on the CPU only."""
     check.instance("coupling", coupling, Coupling, "be a Coupling, from a transport solver")
     for name in ("plan", "a", "b", "error"):
-        check.floats(f"coupling.{name}", getattr(coupling, name))
+        check.number_tensor(f"coupling.{name}", getattr(coupling, name), read=True)
     plan = coupling.plan
-    check.floats("cost", cost)
+    check.number_tensor("cost", cost, read=True)
     check.shape("cost", cost, plan.shape, "the plan")
     check_layout(cost, coupling.a, coupling.b)
-    check.device("coupling.plan", plan, cost.device)
+    check.same_device("coupling.plan", plan, cost.device, or_cpu=True)
     if check.values_readable(plan, sync=False) and bool((plan < 0).any()):
         raise check.wrong("coupling.plan", "be at least 0", plan.min().item())
     if coupling.epsilon != math.inf:
         check.number("coupling.epsilon", coupling.epsilon, at_least=0)
     check.shape("coupling.error", coupling.error, cost.shape[:-2])
-    check.device("coupling.error", coupling.error, cost.device)
+    check.same_device("coupling.error", coupling.error, cost.device, or_cpu=True)

@@ -31,6 +31,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_DTYPE = f"have a dtype of {', '.join(DTYPES.values())}"
 
 
 class Header(NamedTuple):
@@ -99,12 +100,10 @@ def check_message(argument: str, message: Message) -> None:
             parts: tuple[Tensor, ...] = nouns.layout(place, entry)
         else:
             check.instance(place, entry, Tensor, "be a tensor or a Weighted")
-            check.strided(place, entry)
+            check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
-            if part.dtype not in DTYPES:
-                rule = f"have a dtype of {', '.join(DTYPES.values())}"
-                raise check.wrong_type(place, rule, part.dtype)
+            check.require(part.dtype in DTYPES, place, _DTYPE, part.dtype, TypeError)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:

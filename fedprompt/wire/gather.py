@@ -107,8 +107,7 @@ def _gathered(tree: Any, error: Exception | None, wait: _Wait) -> list[Any]:
     texts = [f"rank {rank}: {blobs[rank].decode()}" for rank, wrong in enumerate(failed) if wrong]
     if texts:
         raise RuntimeError("; ".join(texts))
-    if len(set(rounds)) > 1:
-        raise check.wrong("server_round", "be the same on every rank", list(rounds))
+    check.require(len(set(rounds)) <= 1, "server_round", "be the same on every rank", list(rounds))
     for rank, (received, (_, _, _, *digest)) in enumerate(zip(blobs, rows, strict=True)):
         if hashlib.sha256(received).digest() != bytes(digest):
             raise check.wrong("tree", f"arrive as rank {rank} sent it", "other bytes")

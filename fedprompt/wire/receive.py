@@ -74,9 +74,8 @@ def receive(
     for arrival in arrivals:
         check.pair("arrivals", arrival, "contain pairs (client, blob)")
         client, blob = arrival
-        if type(client) not in (int, str) or not isinstance(client, ids):
-            rule = "name clients by integers alone or by strings alone"
-            raise check.wrong_type("arrivals", rule, check.kind(client))
+        fits = type(client) in (int, str) and isinstance(client, ids)
+        check.typed(fits, "arrivals", "name clients by integers alone or by strings alone", client)
         ids = type(client)
         try:
             if client in accepted:
@@ -100,7 +99,6 @@ def _read(client: object, blob: object, form: _Form | None, max_bytes: int) -> M
 
 def _checked_form(expect: Expected, max_bytes: int) -> _Form:
     slots = check_expected(expect, max_bytes)
-    if expect.client_id is not None:
-        rule = "be None, because `arrivals` names the clients"
-        raise check.wrong("expect.client_id", rule, repr(expect.client_id))
+    rule = "be None, because `arrivals` names the clients"
+    check.require(expect.client_id is None, "expect.client_id", rule, repr(expect.client_id))
     return expect, slots

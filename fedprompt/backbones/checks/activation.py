@@ -44,8 +44,7 @@ def check_activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:
     check.text("name", name)
     check.text("pretrained", pretrained)
     weights = open_clip.get_pretrained_cfg(name, pretrained)
-    if not weights:
-        raise check.wrong("pretrained", f"be a tag that open_clip lists for `{name}`", pretrained)
+    check.require(weights, "pretrained", f"be a tag that open_clip lists for `{name}`", pretrained)
     trained = bool(weights.get("quick_gelu", False))
     built = any(isinstance(module, QuickGELU) for module in clip_model.modules())
     if trained != built:

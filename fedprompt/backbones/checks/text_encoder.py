@@ -65,8 +65,7 @@ def check_text_encoder(
         True
     """
     nouns.class_names(names)
-    if len(names.names) < 2:
-        raise check.wrong("names", "contain at least two names", len(names.names))
+    check.require(len(names.names) >= 2, "names", "contain at least two names", len(names.names))
     if (words is None) != (expected is None):
         raise check.wrong("expected", "be given together with `words`", "only one of them")
     title = type(encoder).__name__

@@ -79,8 +79,7 @@ def check_trunk(
         ('sizes',)
     """
     check.images(images)
-    if len(images) < 2:
-        raise check.wrong("images", "contain at least two images", len(images))
+    check.require(len(images) >= 2, "images", "contain at least two images", len(images))
     if forward is not None and not callable(forward):
         raise check.wrong_type("forward", "be a function of images or None", type(forward).__name__)
     title = type(trunk).__name__

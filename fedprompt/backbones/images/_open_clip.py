@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-import fedprompt._refusals as check
+import fedprompt._conversions as convert
 from fedprompt.backbones._blocks import run_block
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes
 from fedprompt.backbones.images._timm import timm_maker
@@ -27,7 +27,7 @@ def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
 
 def tower_sizes(visual: Any) -> Sizes:
     """Return the one size of images that a tower of open_clip takes."""
-    return Sizes(check.height_and_width("image_size", visual.image_size), None)
+    return Sizes(convert.height_and_width("image_size", visual.image_size), None)
 
 
 def _pools(visual: Any) -> bool:

@@ -115,9 +115,8 @@ class _EvaTrunk(_TimmTrunk):
         rope = self.vit.rope
         if rope is None:
             return None
-        if grid is None:
-            rule = "be given, because positions depend on height and width"
-            raise check.wrong("image_size", rule, None)
+        rule = "be given, because positions depend on height and width"
+        check.require(grid is not None, "image_size", rule, None)
         # Without a shape, timm returns the table of a fixed size.
         fixed = not self.vit.dynamic_img_size and hasattr(rope, "feat_shape")
         table: Tensor = rope.get_embed() if fixed else rope.get_embed(shape=grid)

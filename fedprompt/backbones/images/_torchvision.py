@@ -21,9 +21,8 @@ class _TorchvisionTrunk(FrozenTrunk):
     prefix = 1
 
     def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
-        if attention_mask is not None:
-            rule = "be None, because blocks of torchvision take no mask"
-            raise check.wrong("attention_mask", rule, "a mask")
+        rule = "be None, because blocks of torchvision take no mask"
+        check.require(attention_mask is None, "attention_mask", rule, "a mask")
         self.blocks = model.encoder.layers
         self.dim = model.hidden_dim
         self.patch_size = model.patch_size

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.backbones.images._frozen import Context, FrozenTrunk, Sizes, check_count
 
@@ -46,7 +47,7 @@ class _TransformersTrunk(FrozenTrunk):
 
     @property
     def patch_size(self) -> int:  # type: ignore[override]  # it can change
-        return max(check.height_and_width("patch_size", self.vision.config.patch_size))
+        return max(convert.height_and_width("patch_size", self.vision.config.patch_size))
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         other_size = tuple(images.shape[2:]) != self.sizes().image
@@ -54,8 +55,8 @@ class _TransformersTrunk(FrozenTrunk):
 
     def sizes(self) -> Sizes:
         config = self.vision.config
-        image = check.height_and_width("image_size", config.image_size)
-        return Sizes(image, check.height_and_width("patch_size", config.patch_size))
+        image = convert.height_and_width("image_size", config.image_size)
+        return Sizes(image, convert.height_and_width("patch_size", config.patch_size))
 
     def own_features(self, images: Tensor) -> Any:
         whole = hasattr(self.model, "get_image_features")
@@ -119,7 +120,7 @@ class _Dinov3Trunk(_DinoTrunk):
         if image_size is None:
             rule = "be given, because positions depend on height and width"
             raise check.wrong("image_size", rule, None)
-        size = check.height_and_width("patch_size", self.vision.config.patch_size)
+        size = convert.height_and_width("patch_size", self.vision.config.patch_size)
         rows, columns = (side // step for side, step in zip(image_size, size, strict=True))
         check_count(tokens, self.prefix, rows, columns)
         return torch.stack(self.vision.rope_embeddings(tokens.new_empty(1, 1, *image_size)))

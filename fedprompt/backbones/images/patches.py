@@ -53,9 +53,8 @@ def image_tokens(
     families = ((VisionTransformer, _vit), (ModifiedResNet, _resnet), (TimmModel, _timm))
     for family, encode in families:
         if isinstance(visual, family):
-            if visual.training:
-                rule = "be in eval mode, as freeze(clip_model) leaves it"
-                raise check.wrong("clip_model", rule, "an image tower in train mode")
+            rule = "be in eval mode, as freeze(clip_model) leaves it"
+            check.require(not visual.training, "clip_model", rule, "an image tower in train mode")
             check.images(images)
             if images.shape[0]:  # not `len`, which makes it a constant in an export
                 return encode(visual, images)
@@ -112,9 +111,8 @@ def _timm(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
     sizes = timm_sizes(trunk) if has_patches else ANY_SIZE
     features = trunk.forward_features(fitted(images, visual, sizes))
     pooled = visual.head(trunk.forward_head(features))
-    if pooled.ndim != 2:
-        got = f"features of shape {tuple(pooled.shape)}"
-        raise check.wrong_type("clip_model", "pool its image tokens", got)
+    got = f"features of shape {tuple(pooled.shape)}"
+    check.require(pooled.ndim == 2, "clip_model", "pool its image tokens", got, TypeError)
     num_prefix = getattr(trunk, "num_prefix_tokens", 0)
     channels_last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
     locations = _single_locations(features, num_prefix, channels_last)

@@ -46,17 +46,15 @@ def replacements(
             by_layer.setdefault(layer, []).append(Replacement(start, tokens))
         start += length
     num_tokens = start - text.prefix.shape[-2] + text.context
-    if num_tokens != text.context:
-        rule = f"replace all {text.context} tokens of the context"
-        raise check.wrong("streams", rule, f"{num_tokens} tokens")
+    rule = f"replace all {text.context} tokens of the context"
+    check.require(num_tokens == text.context, "streams", rule, f"{num_tokens} tokens")
     return by_layer
 
 
 def _check_stream(argument: str, stream: PromptStream, depth: int) -> None:
     check.instance(argument, stream, PromptStream, "be a PromptStream")
-    if not stream.replace:
-        rule = "have replace=True, because they replace the tokens of the context"
-        raise check.wrong(argument, rule, "replace=False")
+    rule = "have replace=True, because they replace the tokens of the context"
+    check.require(stream.replace, argument, rule, "replace=False")
     outside = [layer for layer in stream.layers if not 1 <= layer < depth]
     if outside or not stream.layers:
         rule = (
@@ -71,7 +69,7 @@ def _checked_length(
     argument: str, tokens: Tensor, text: PromptedText, dim: int, length: int
 ) -> int:
     """Return the number of tokens, which is `length` in all layers unless `length` is 0."""
-    check.floating(argument, tokens)
+    check.number_tensor(argument, tokens)
     axes = tuple(text.prefix.shape[:-2])
     fits = tokens.ndim >= 2 and tokens.shape[:-2] in ((), axes) and tokens.shape[-1] == dim
     if not fits or (length and tokens.shape[-2] != length):

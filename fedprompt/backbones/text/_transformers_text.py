@@ -40,9 +40,8 @@ class HuggingText:
         end = self._text.config.eos_token_id  # 2 is the value of old files, for the largest id
         self.end: int = embeddings.token_embedding.num_embeddings - 1 if end == 2 else end
         attention = self._text.config._attn_implementation
-        if attention not in ("sdpa", "eager"):
-            rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
-            raise check.wrong("clip_model", rule, repr(attention))
+        rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
+        check.require(attention in ("sdpa", "eager"), "clip_model", rule, repr(attention))
         self._projection = clip_model.text_projection
         self.context_length: int = self._text.embeddings.position_embedding.num_embeddings
         self.depth = len(self._text.encoder.layers)

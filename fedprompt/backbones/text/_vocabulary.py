@@ -111,9 +111,8 @@ class Vocabulary:
         for row in rows:
             if len(row) != length:
                 raise check.wrong("tokenizer", f"return the requested {length} ids", len(row))
-            if max(row) >= self._size:
-                rule = f"belong to the model, whose vocabulary has {self._size} tokens"
-                raise check.wrong("tokenizer", rule, f"the id {max(row)}")
+            rule = f"belong to the model, whose vocabulary has {self._size} tokens"
+            check.require(max(row) < self._size, "tokenizer", rule, f"the id {max(row)}")
         return rows
 
 

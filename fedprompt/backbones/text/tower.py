@@ -282,8 +282,8 @@ class TextTower:
 
     def _check(self, text: Any) -> None:
         check.instance("text", text, PromptedText, "be PromptedText, from prompted_text")
-        check.floats("text.prefix", text.prefix)
-        check.floats("text.suffix", text.suffix)
+        check.number_tensor("text.prefix", text.prefix, read=True)
+        check.number_tensor("text.suffix", text.suffix, read=True)
         prefix, suffix = tuple(text.prefix.shape), tuple(text.suffix.shape)
         fits = len(prefix) in (3, 4) and suffix[:-3] == prefix[:-2] and 0 not in suffix[-3:]
         if not fits or (prefix[-1], suffix[-1]) != (self.dim, self.dim):
