@@ -1,8 +1,7 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from multiprocessing import parent_process
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,28 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import trange
 
 import fedprompt as fp
-from fedprompt.methods import HeldOut, counted_passes, evaluate
-from tasks import ranks
-from tasks.core import Trial
+from fedprompt.compare import ranks
+from fedprompt.compare.problems import Causes, Record
+from fedprompt.compare.trials import Trial
+from fedprompt.interfaces import Method, Round
+from fedprompt.methods import Figures, HeldOut, counted_passes, evaluate
 
 OWN_STEPS = 10  # of a newcomer, after every method
 
 
 def run(
-    method: fp.Method,
+    method: Method,
     trial: Trial,
     *,
     shared: bool,
     last_rounds: int = 1,
     rise: bool = False,
-    causes: Callable[..., Mapping[str, float]] | None = None,
-) -> dict[str, Any]:
+    causes: Causes | None = None,
+    progress: Callable[[float], object] = lambda share: None,
+) -> Record:
     """Run all rounds of a method, and measure the last predictions.
-
-    The first rank shows a bar of the rounds, unless it is one of several worker processes.
 
     Args:
         method: Method.
@@ -41,6 +40,7 @@ def run(
         rise: Whether to measure the negative effect, the largest rise of a client's training loss
             over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
+        progress: Function that is called with each further share of the run.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     losses: list[Tensor] = []
@@ -50,8 +50,7 @@ def run(
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     common["clients"] = trial.tested
     rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
-    hidden = ranks.rank() > 0 or parent_process() is not None
-    for number in trange(1, setting.rounds + 1, unit="round", leave=False, disable=hidden):
+    for number in range(1, setting.rounds + 1):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
         passes["all"] += counts.total()
@@ -61,6 +60,7 @@ def run(
             with counted_passes() as counts:
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
+        progress(1 / setting.rounds)
     figures = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
     new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
     figures |= measure(method, trial, now, group=group, **new)
@@ -81,7 +81,7 @@ def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, floa
 
 
 @torch.no_grad()
-def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
+def training_losses(method: Method, trial: Trial, now: Round) -> Tensor:
     """Compute the cross-entropy of each client on all its training images, (clients,)."""
     found = []
     for client in trial.setting.clients:
@@ -93,7 +93,7 @@ def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
     return torch.stack(found)
 
 
-def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
+def with_passes(method: Method, passes: Counter[str]) -> Method:
     """Count the backward passes of the clients of a method."""
 
     def client(data: Any, answer: Any, state: Any) -> Any:
@@ -105,7 +105,7 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
     return method._replace(client=client)
 
 
-def measure(method: fp.Method, trial: Trial, now: fp.Round, **options: Any) -> dict[str, float]:
+def measure(method: Method, trial: Trial, now: Round, **options: Any) -> Figures:
     """Measure the accuracy of clients after a round; each rank measures its own."""
     classes = trial.test_cells % trial.setting.num_classes
     if trial.own is None:

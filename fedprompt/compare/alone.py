@@ -1,0 +1,43 @@
+"""Training alone: the reference of every table, with as many passes as a method takes."""
+
+from typing import Any
+
+import torch.nn as nn
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.compare.rows import FURTHER
+from fedprompt.interfaces import Method
+from fedprompt.methods import ClientData, Entry, Setting, local
+from fedprompt.methods.registry import LEARNING_RATE
+from fedprompt.methods.steps import take_step
+
+
+def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
+    """Train on the batches of a round, and on as many others for each further time."""
+    optimizer = data.optimizer(model, learning_rate)
+    for time in range(times):
+        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
+
+
+def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> Method:
+    """Train each client alone, with several times the batches."""
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        model = setting.model(data.id, state)
+        train(model, data, learning_rate, times)
+        return {}, fp.snapshot(model, buffers=True)
+
+    return local(setting, learning_rate=learning_rate)._replace(client=client)
+
+
+FURTHER["longer"] = Entry(
+    "longer",
+    "Training alone",
+    longer,
+    ("one model", "mixed models", "CLIP"),
+    ("personalized",),
+    LEARNING_RATE,
+    "",
+)
