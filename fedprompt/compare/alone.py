@@ -6,9 +6,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.compare.rows import FURTHER
+from fedprompt.compare.rows import FURTHER, Row
 from fedprompt.interfaces import Method
-from fedprompt.methods import ClientData, Entry, Setting, local
+from fedprompt.methods import METHODS, ClientData, Entry, Setting, local
 from fedprompt.methods.registry import LEARNING_RATE
 from fedprompt.methods.steps import take_step
 
@@ -30,6 +30,21 @@ def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> 
         return {}, fp.snapshot(model, buffers=True)
 
     return local(setting, learning_rate=learning_rate)._replace(client=client)
+
+
+TITLES = ["Training alone", *(f"Training alone, {times} times as long" for times in range(2, 100))]
+"""Titles of the rows by the number of times, from 1 on."""
+
+
+def row(family: str, times: int = 1, **values: Any) -> Row:
+    """Make the row of training alone, with the default values of the family of models."""
+    values = {**METHODS[usual(family)].defaults, **values, "times": times}
+    return Row(TITLES[times - 1], "longer", values)
+
+
+def usual(family: str) -> str:
+    """Return the method of the gallery that is training alone."""
+    return "coop" if family == "CLIP" else "local"
 
 
 FURTHER["longer"] = Entry(

@@ -1,18 +1,19 @@
 """Cells of a table, each with a line in a JSON-lines file, and the processes that run them."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedprompt.compare import measure, ranks, records
+from fedprompt.compare import measure, prompts, ranks, records
 from fedprompt.compare.problems import Problem, Record
 from fedprompt.compare.rows import Row, read_methods
 from fedprompt.compare.trials import CompareError, Machine
@@ -33,6 +34,7 @@ class Cell:
         trial: Number of the tuning trial, or None if the run is reported.
         machine: Where it runs.
         files: Files of methods that are not in the gallery.
+        save: Folder of the trained prompts, or None.
     """
 
     problem: Problem
@@ -42,10 +44,17 @@ class Cell:
     trial: int | None
     machine: Machine
     files: Sequence[Path] = ()
+    save: Path | None = None
 
     def key(self) -> str:
         """Return what tells this cell from the others of a file."""
         return key(self.named(), self.problem)
+
+    @property
+    def stem(self) -> str:
+        """First part of the names of files."""
+        where = [self.partition] if self.partition else []
+        return "-".join([*where, re.sub(r"\W+", "-", self.row.title).strip("-").lower()])
 
     def named(self) -> Record:
         """Return the fields that a cell and its record have in common."""
@@ -117,6 +126,7 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
     ).on(ranks.device(cell.machine.device))
     with torch.device(trial.setting.device):
         method = problem.method(row, trial)
+    finished = partial(prompts.save, cell.save, cell.stem, not row.personalized)
     return measure.run(
         method,
         trial,
@@ -125,6 +135,7 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
         rise="rise" in problem.columns,
         causes=problem.causes(cell.partition, row),
         progress=progress,
+        finished=(lambda *run: None) if cell.save is None else finished,
     )
 
 

@@ -1,7 +1,7 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ def run(
     rise: bool = False,
     causes: Causes | None = None,
     progress: Callable[[float], object] = lambda share: None,
+    finished: Callable[[Trial, Method, Round], object] = lambda trial, method, now: None,
 ) -> Record:
     """Run all rounds of a method, and measure the last predictions.
 
@@ -41,6 +42,7 @@ def run(
             over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
         progress: Function that is called with each further share of the run.
+        finished: Function that each rank calls after the last round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     losses: list[Tensor] = []
@@ -49,7 +51,9 @@ def run(
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     common["clients"] = trial.tested
-    rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
+    rounds = fp.run_rounds(
+        counted, trial.federation.data, setting.cohorts(), group=group, share=True
+    )
     for number in range(1, setting.rounds + 1):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
@@ -62,14 +66,39 @@ def run(
             passes += Counter(clients=counts.total(), all=counts.total())
         progress(1 / setting.rounds)
     figures = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
-    new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
-    figures |= measure(method, trial, now, group=group, **new)
+    new = [c for c in trial.newcomers if trial.own is None or len(trial.own[c])]
+    found = measure(method, trial, now, group=group, clients=(), newcomers=new, steps=OWN_STEPS)
+    figures |= found | further(method, trial, now, shared, group, figures["full"])
+    if trial.names:
+        figures["clients"] = by_name(trial.names, measured[-1].clients | found.clients)
+    finished(trial, method, now)
     figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
     figures["trained"] = measured[-1]["trained"]
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
-    found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
-    return figures | dict(found)
+    return figures | dict(causes(trial, method, now) if causes and ranks.rank() == 0 else {})
+
+
+def further(
+    method: Method, trial: Trial, now: Round, shared: bool, group: Any, base: float
+) -> dict[str, float]:
+    """Measure all clients on further tests; "new" with the harmonic mean of base and new ones."""
+    options = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
+    found = {}
+    for name, (inputs, labels, class_names) in trial.further.items():
+        tests = HeldOut(inputs, labels)
+        figures = evaluate(method, trial.federation, now, tests, class_names=class_names, **options)
+        found[name] = figures["full"]
+    return found | ({"h": fp.metrics.harmonic_mean(base, found["new"])} if "new" in found else {})
+
+
+def by_name(names: Sequence[str], clients: Mapping[int, Mapping[str, float]]) -> dict[str, Record]:
+    """Return the accuracies of each client under its name."""
+    kept = ("full", "own", "received", "after")
+    return {
+        names[client]: {name: figures[name] for name in kept if name in figures}
+        for client, figures in clients.items()
+    }
 
 
 def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, float]:
@@ -111,7 +140,7 @@ def measure(method: Method, trial: Trial, now: Round, **options: Any) -> Figures
     if trial.own is None:
         tests = {"mixes": dict(enumerate(trial.mixes)), "cells": trial.test_cells}
     else:
-        tests = {"own": {client: trial.own[client] for client in trial.tested}}
+        tests = {"own": {client: part for client, part in enumerate(trial.own) if len(part)}}
     held_out = HeldOut(trial.test, classes, **tests)
     return evaluate(method, trial.federation, now, held_out, **options)
 

@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from fedprompt.compare.problems import COSTS, Problem, Record
+from fedprompt.compare.protocols import harmonic_means
 from fedprompt.compare.trials import CompareError
 
 WIDTH = 7  # columns of a table; the others follow in further ones
@@ -109,6 +110,8 @@ def rows(
             continue
         header.append(problem.columns[name])
         body.append([percent(values) if values else "" for values in columns])
+        if name == "h":  # of the two means, as in the papers
+            body[-1] = [f"{100 * harmonic(seeds):.1f}" for seeds in by_row.values()]
         for word, titles in problem.references.items() if name in problem.compared else ():
             header.append(f"{problem.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))
@@ -123,6 +126,12 @@ def rows(
     filled = [(word, cells) for word, cells in zip(header, body, strict=True) if any(cells)]
     header, body = map(list, zip(*filled, strict=True))
     return header, [list(cells) for cells in zip(*body, strict=True)]
+
+
+def harmonic(seeds: Sequence[Record]) -> float:
+    """Return the harmonic mean of the means on base classes and on new ones."""
+    base, new = ([record[name] for record in seeds] for name in ("full", "new"))
+    return harmonic_means(base, new)[0]
 
 
 def measured(seeds: Sequence[Record], name: str) -> list[float]:

@@ -1,7 +1,7 @@
 """A trial: a setting, the inputs of its clients, and their tests, for one seed."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -72,6 +72,20 @@ def held_out(
     return drawn
 
 
+class Further(NamedTuple):
+    """Further test inputs, which all clients predict.
+
+    Attributes:
+        inputs: Inputs.
+        labels: Their classes.
+        class_names: Names of these classes, if they are others than in training.
+    """
+
+    inputs: Inputs
+    labels: Int[Tensor, "tests"]
+    class_names: Sequence[str] | None = None
+
+
 class Trial(NamedTuple):
     """A setting, the data of its clients, and test inputs.
 
@@ -87,6 +101,8 @@ class Trial(NamedTuple):
         domain_names: Names of the domains.
         own: Positions of each client's test inputs. A client without any is not tested. If None,
             clients are tested on all test inputs, weighted by their mixes.
+        names: Names of the clients; their numbers if there are none.
+        further: Further test inputs, by the name of their figure.
     """
 
     setting: Setting
@@ -97,6 +113,8 @@ class Trial(NamedTuple):
     newcomers: Sequence[int] = ()
     domain_names: Sequence[str] = ("",)
     own: Sequence[Tensor] | None = None
+    names: Sequence[str] = ()
+    further: Mapping[str, Further] = {}
 
     @property
     def tested(self) -> list[int]:

@@ -198,7 +198,9 @@ def figures_of(cell):
 def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_path, monkeypatch):
     accuracy = {0.003: 0.5, 0.01: 0.9, 0.03: 0.7}
     monkeypatch.setattr(
-        runs, "run", lambda cell: {"own": accuracy.get(cell.row.values["learning_rate"], 0)}
+        cells,
+        "run",
+        lambda cell, progress: {"own": accuracy.get(cell.row.values["learning_rate"], 0)},
     )
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1"])
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
@@ -281,7 +283,7 @@ def test_bytes_may_differ_by_a_hundredth_between_processors_and_trained_numbers_
 
 
 def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "run", lambda cell: {"own": 0.5})
+    monkeypatch.setattr(cells, "run", lambda cell, progress: {"own": 0.5})
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1", "--shard", "1/2"])
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
     with pytest.raises(CompareError, match="Other shards have not finished their trials"):

@@ -55,7 +55,7 @@ def case(folder, read, monkeypatch):
         backbones = TINY
         if clip is not None:
             backbones = replace(TINY, clip=lambda *names: clip(TINY.clip(*names)))
-        made = verify.Case(paper, partition, row or first, Machine(device, folder), backbones)
+        made = verify.Case(paper, partition, row or first, Machine(device, root=folder), backbones)
         if own.data not in read:
             with unchecked():
                 read[own.data] = made.data
