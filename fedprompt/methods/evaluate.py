@@ -212,8 +212,8 @@ def evaluate(
         >>> images, labels, test_images, test_labels = samples.digits()
         >>> shards = {client: torch.arange(30) + 30 * client for client in range(4)}
         >>> setting = methods.VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
-        ...     rounds=4, steps=4, cohort_size=3, batch_size=16, seed=0, public=images[:0],
+        ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10, rounds=4,
+        ...     steps=4,
         ... )
         >>> federation = methods.Federation(setting, images, labels, shards)
         >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
