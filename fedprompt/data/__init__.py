@@ -6,7 +6,13 @@ from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
 from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
-from fedprompt.data.splits import base_new_split, few_shot, group_split, study_quiz_split
+from fedprompt.data.splits import (
+    base_new_split,
+    few_shot,
+    group_split,
+    leave_one_out,
+    study_quiz_split,
+)
 
 __all__ = [
     "Folder",
@@ -23,6 +29,7 @@ __all__ = [
     "iid",
     "iid_shares",
     "labels_of",
+    "leave_one_out",
     "pathological",
     "pathological_shares",
     "quantity_skew",

@@ -22,6 +22,7 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.models import ClipSetting
@@ -88,6 +89,10 @@ class HeldOut:
             if self.mixes is not None:
                 raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
             own = {c: owned("own", c, given, size) for c, given in self.own.items()}
+            for client, positions in own.items():
+                if len(positions.unique()) < len(positions):
+                    got = check.kind(positions)
+                    raise check.wrong(f"own[{client}]", "have each position once", got)
             object.__setattr__(self, "own", own)
         if isinstance(self.mixes, Mapping):
             self._check_mixes(self.mixes)
@@ -207,8 +212,8 @@ def evaluate(
         >>> images, labels, test_images, test_labels = samples.digits()
         >>> shards = {client: torch.arange(30) + 30 * client for client in range(4)}
         >>> setting = methods.VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
-        ...     rounds=4, steps=4, cohort_size=3, batch_size=16, seed=0, public=images[:0],
+        ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10, rounds=4,
+        ...     steps=4,
         ... )
         >>> federation = methods.Federation(setting, images, labels, shards)
         >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
@@ -522,7 +527,8 @@ class _Run:
             for client in (c for c in clients if hosts[c] == rank):
                 seals = {"the server's state": server}
                 seals["the client's state"] = Seal(now.clients.get(str(client), {}))
-                found[str(client)] = measured(run, client)
+                with _casts.ended():
+                    found[str(client)] = measured(run, client)
                 check_seals(f"client {client}", "a prediction must change no argument", seals)
             return found
 

@@ -8,7 +8,6 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
         model = now.model(method, federation.data(3, now.server_round))
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt._renamed import moved
 
 __all__ = ["Batch", "ClientData", "Federation", "Inputs", "Setting", "check_inputs", "owned"]
@@ -246,27 +246,6 @@ class Setting:
         return model
 
 
-class _Casts(threading.local):
-    """Autocast of a thread. Iterators of batches may take turns, so the last one ends it."""
-
-    depth = 0
-    context: torch.autocast
-
-    def enter(self, device: str, dtype: torch.dtype) -> None:
-        if not self.depth:
-            self.context = torch.autocast(device, dtype, cache_enabled=False)
-            self.context.__enter__()  # type: ignore[no-untyped-call]
-        self.depth += 1
-
-    def leave(self) -> None:
-        self.depth -= 1
-        if not self.depth:
-            self.context.__exit__(None, None, None)
-
-
-_CASTS = _Casts()
-
-
 @dataclass(frozen=True)
 class ClientData:
     """Training data of one client, in one round.
@@ -363,11 +342,11 @@ class ClientData:
         if dtype is None:
             yield
             return
-        _CASTS.enter(device, dtype)
+        context = _casts.enter(device, dtype)
         try:
             yield
         finally:
-            _CASTS.leave()
+            _casts.leave(context)
 
     def learning_rate(self, rate: float) -> float:
         """Multiply a learning rate by the factor of the schedule in this round."""

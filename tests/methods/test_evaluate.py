@@ -378,6 +378,7 @@ mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: `cells` must have one entry for
 mixed(MIX, cells=LABELS + 1) -> ValueError: `cells` must lie in [0, 3); got values from 1 to 3
 held(own=[LABELS]) -> TypeError: `own` must map ids of clients to positions
 owned([0], [4]) -> ValueError: `own[1]` must lie in [0, 4); got values from 4 to 4
+owned([0], [2, 1, 2]) -> ValueError: `own[1]` must have each position once; got a int64 tensor of
 held(own={0: LABELS[:0]}) -> ValueError: `own[0]` must have at least one position
 held(mixes={'0': MIX}) -> TypeError: `key of mixes` must be an integer; got '0'
 held(own={-1: LABELS}) -> ValueError: `key of own` must be at least 0
