@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import tasks
-from tasks import estimate, papers, ranks, records, runs, tables, verify
-from tasks.core import HEAD_RATE, Machine, Row, Task, TaskError
-from tasks.runs import Cell
-from tasks.tuning import TUNING_SEED, neighbor, two_rates
+from fedprompt.compare import cells, ranks, records, tables, tuning
+from fedprompt.compare.cells import Cell
+from fedprompt.compare.problems import Record
+from fedprompt.compare.rows import HEAD_RATE, Row, read_methods
+from fedprompt.compare.trials import CompareError
+from tasks import estimate, pages, papers, verify
+from tasks.core import Machine, Task
+from tasks.tuning import two_rates
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
@@ -48,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             verify_settings(args)
         else:
             compare(args)
-    except (TaskError, OSError) as error:
+    except (CompareError, OSError) as error:
         print(f"compare.py: {error}", file=sys.stderr)
         sys.exit(2)
 
@@ -117,7 +121,7 @@ def _file_of(text: str) -> tuple[str, Path]:
 
 def machine_of(args: argparse.Namespace) -> Machine:
     """Return where cells run."""
-    return Machine(args.device, args.root, dict(args.weights), args.pretrained, args.shrink)
+    return Machine(args.device, args.shrink, args.root, dict(args.weights), args.pretrained)
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -130,17 +134,17 @@ def compare(args: argparse.Namespace) -> None:
         rows, files = chosen(args, task, partition)
         rows = tuned(rows, files, args, partition, path)
         seeds = range(1 if args.shrink != 1 else args.seeds)
-        cells = [
-            Cell(args.task, partition, row, seed, None, machine_of(args), files)
+        listed = [
+            Cell(task, partition, row, seed, None, machine_of(args), files)
             for seed in seeds
             for row in rows
         ]
-        found += finished(cells, path, args, partition)
+        found += finished(listed, path, args, partition)
         if ranks.rank() == 0:
             print(f"\n{tables.report(found, task, partition)}")
     if ranks.rank() > 0:
         return
-    tables.save_all(found, name, task, args.out)
+    pages.save_all(found, name, task, args.out)
     print(f"\nTables and figures: {args.out}/")
 
 
@@ -174,10 +178,12 @@ def verify_settings(args: argparse.Namespace) -> None:
     """Check the first chosen row of a paper's settings; without `--partitions`, of the first one.
 
     Raises:
-        TaskError: If the task is not that of a paper, or a check fails.
+        CompareError: If the task is not that of a paper, or a check fails.
     """
     if args.task not in papers.PAPERS:
-        raise TaskError(f"`--verify` needs `--task` {', '.join(papers.PAPERS)}; got {args.task!r}.")
+        raise CompareError(
+            f"`--verify` needs `--task` {', '.join(papers.PAPERS)}; got {args.task!r}."
+        )
     task = tasks.TASKS[args.task]
     partitions = list(task.partitions)
     for partition in named("partitions", args.partitions or partitions[0], partitions):
@@ -189,14 +195,14 @@ def named(flag: str, given: str | None, allowed: Sequence[str], by: str = ",") -
     """Return the given names, or all that are allowed.
 
     Raises:
-        TaskError: If a name is not allowed, or twice.
+        CompareError: If a name is not allowed, or twice.
     """
     names = list(allowed) if given is None else given.split(by)
     for name in names:
         if name not in allowed:
-            raise TaskError(f"`--{flag}` must name {', '.join(allowed)}; got {name!r}.")
+            raise CompareError(f"`--{flag}` must name {', '.join(allowed)}; got {name!r}.")
         if names.count(name) > 1:
-            raise TaskError(f"`--{flag}` must name each once; got {name!r} twice.")
+            raise CompareError(f"`--{flag}` must name each once; got {name!r} twice.")
     return names
 
 
@@ -209,11 +215,11 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
         path, _, function = name.rpartition(":")
         if path:
             files.append(Path(path))
-            entries = tasks.read_methods(files[-1])
+            entries = read_methods(files[-1])
             entry = entries[named("methods", function, list(entries))[0]]
             if task.family(partition) not in entry.families:
                 rule = f"be of the family {task.family(partition)!r}"
-                raise TaskError(f"`--methods` must {rule}; got {name!r}.")
+                raise CompareError(f"`--methods` must {rule}; got {name!r}.")
             row = Row(entry.title, function, entry.defaults)
             rows.append(two_rates(row) if any(HEAD_RATE in each.values for each in rows) else row)
             names[place] = function
@@ -230,55 +236,43 @@ def tuned(
 ) -> list[Row]:
     """Return the rows with the values of their trials that are best on own mixes.
 
-    Trials train on a part of the training images and test on the others. Of equal trials, the first
-    counts. Trials are added until both neighbors of the best one in each rate were tried.
-    Values that diverge in a reported run are left out when the program starts again.
-
     Raises:
-        TaskError: If trials of another shard have no record yet.
+        CompareError: If trials of another shard have no record yet.
     """
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
         return list(rows)
-    where = task.tuned_on or partition
-    machine = machine_of(args)
-    trials = {row.title: task.trials(where, row) for row in rows}
-    while True:
-        cells = [
-            Cell(args.task, where, replace(row, values=values), TUNING_SEED, trial, machine, files)
-            for row in rows
-            for trial, values in enumerate(trials[row.title])
-        ]
-        left_out = runs.unstable(path)
-        found = finished(cells, path, args, f"{where}, tuning")[::-1]  # of equal ones the first
-        if len(found) < len(cells):
-            raise TaskError("Other shards have not finished their trials: start again later.")
-        found.sort(key=lambda record: record["own"])
-        stable = [record for record in found if runs.chosen(record) not in left_out]
-        best = {record["row"]: record["values"] for record in stable}
-        more = {row: new for row, values in best.items() if (new := neighbor(values, trials[row]))}
-        if not more:
-            return [replace(row, values=best[row.title]) for row in rows]
-        for title, values in more.items():
-            trials[title].append(values)
+
+    def run_all(listed: Sequence[Cell]) -> list[Record]:
+        found = finished(listed, path, args, f"{task.tuned_on or partition}, tuning")
+        if len(found) < len(listed):
+            raise CompareError("Other shards have not finished their trials: start again later.")
+        return found
+
+    where = {"machine": machine_of(args), "files": files}
+    return tuning.tuned(task, partition, rows, run_all, path, **where)
 
 
 def finished(
-    cells: Sequence[Cell], path: Path, args: argparse.Namespace, name: str
-) -> list[records.Record]:
+    listed: Sequence[Cell], path: Path, args: argparse.Namespace, name: str
+) -> list[Record]:
     """Run the cells of this shard, and return those that have a record."""
-    chosen = cells[args.shard[0] :: args.shard[1]]
-    done = runs.run_all(chosen, path, workers=args.workers, title=name)
-    by_key = runs.load(path) | {runs.key(record): record for record in done}
-    return [by_key[cell.key()] for cell in cells if cell.key() in by_key]
+    if not listed:
+        return []
+    chosen, problem = listed[args.shard[0] :: args.shard[1]], listed[0].problem
+    done = cells.run_all(chosen, path, workers=args.workers, title=name)
+    by_key = cells.load(path, problem) | {cells.key(record, problem): record for record in done}
+    return [by_key[cell.key()] for cell in listed if cell.key() in by_key]
 
 
 def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Write the tables and figures of all records of some tasks."""
     for name in names:
         for stem in (name, f"{name}-defaults"):
-            if found := list(runs.load(args.records / f"{stem}.jsonl").values()):
-                tables.save_all(found, stem, shown(name, stem), args.out)
+            if found := list(
+                cells.load(args.records / f"{stem}.jsonl", tasks.TASKS[name]).values()
+            ):
+                pages.save_all(found, stem, shown(name, stem), args.out)
 
 
 def check(args: argparse.Namespace, names: Sequence[str]) -> None:
@@ -287,40 +281,42 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
     Cells whose data or weights are missing are left out.
 
     Raises:
-        TaskError: If a figure differs from its record, or no cell can run.
+        CompareError: If a figure differs from its record, or no cell can run.
     """
-    cells = [pair for name in names for pair in recorded(name, args)]
-    random.Random(args.seeds).shuffle(cells)
+    pairs = [pair for name in names for pair in recorded(name, args)]
+    random.Random(args.seeds).shuffle(pairs)
     differ, done = [], 0
-    for cell, record in cells:
+    for cell, record in pairs:
         if done == args.check:
             break
         try:
             if cell.named().get("inputs") != record.get("inputs"):
-                raise TaskError("other images or weights than those of the record")
-            again = records.origin() | records.rounded(runs.run(cell))
-        except (TaskError, OSError) as error:
-            print(f"not run: {cell.task}, {error}")
+                raise CompareError("other images or weights than those of the record")
+            again = records.origin() | records.rounded(cells.run(cell))
+        except (CompareError, OSError) as error:
+            print(f"not run: {cell.problem.name}, {error}")
             continue
         done += 1
-        found = tables.differences(record, again, tasks.TASKS[cell.task])
+        found = pages.differences(record, again, cell.problem)
         print(f"{cell.named()}: {'; '.join(found) or 'agrees'}")
         differ += found
     if differ or not done:
-        raise TaskError(f"{len(differ)} figures differ from {done} records.")
+        raise CompareError(f"{len(differ)} figures differ from {done} records.")
 
 
-def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, records.Record]]:
+def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, Record]]:
     """Return the reported cells of a task that have a record, and the record."""
     task = tasks.TASKS[name]
     rows = {(place, row.title): row for place in task.partitions for row in task.rows(place)}
     found = []
-    tuned, defaults = (runs.load(args.records / f"{name}{end}.jsonl") for end in ("", "-defaults"))
+    tuned, defaults = (
+        cells.load(args.records / f"{name}{end}.jsonl", task) for end in ("", "-defaults")
+    )
     for record in (*tuned.values(), *defaults.values()):
         row = rows.get((record["partition"], record["row"]))
         if row is not None and record["trial"] is None:
             row = replace(row, values=record["values"])
-            cell = Cell(name, record["partition"], row, record["seed"], None, machine_of(args))
+            cell = Cell(task, record["partition"], row, record["seed"], None, machine_of(args))
             found.append((cell, record))
     return found
 

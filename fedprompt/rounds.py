@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt._float64 import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
@@ -448,7 +449,8 @@ class _Engine(NamedTuple):
         with _noted(where, seals):
             answer = self.method.server.answer(client, now.server)
             seals["its answer"] = Seal(answer, within=seals["the server's state"])
-            result: Any = self.method.client(data, answer, state)
+            with _casts.ended():
+                result: Any = self.method.client(data, answer, state)
             check.pair("method.client", result, "return a payload and a state")
             payload, state = result
         check_seals(where, _PURE, seals)

@@ -33,26 +33,15 @@ HEADER = (
 
 def settings() -> dict[str, Setting]:
     """Make a small setting of each family."""
-    budget = {"rounds": 1, "steps": 1, "cohort_size": 2, "batch_size": 4, "seed": 0}
-    common = {
-        "clients": range(2),
-        "num_classes": 10,
-        "public": torch.rand(4, 1, 16, 16),
-    }
+    images = torch.rand(4, 1, 16, 16)
+    common: Any = {"rounds": 1, "steps": 1, "clients": range(2), "public": images}
+    common["num_classes"] = 10
     small, large = (fp.vit_trunk(samples.vit(size)) for size in ("S", "B"))
-    clip = samples.clip()
-    text = {
-        "tower": fp.TextTower(clip, samples.tokenize),
-        "class_names": samples.CLASS_NAMES,
-        "scale": clip.logit_scale.exp().item(),
-        "template": samples.TEMPLATES[""][0],
-    }
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
     return {
-        "one model": VitSetting(trunks=[small], **common, **budget),
-        "mixed models": VitSetting(
-            trunks=[small, large], num_features=48, **common, **budget
-        ),
-        "CLIP": ClipSetting(clip=clip, **text, **common, **budget),
+        "one model": VitSetting(trunk=small, **common),
+        "mixed models": VitSetting(trunks=[small, large], num_features=48, **common),
+        "CLIP": ClipSetting(tower=tower, class_names=samples.CLASS_NAMES, **common),
     }
 
 

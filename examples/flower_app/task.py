@@ -31,7 +31,7 @@ def _load(
     if "CLIP" in entry.families:
         images, test_images = (_for_clip(side, entry.inputs) for side in (images, test_images))
     budget = {"clients": range(clients), "cohort_size": cohort, "rounds": rounds, "steps": 8}
-    common = {"num_classes": 10, "batch_size": 32, "seed": 0, "public": images[:100]}
+    common = {"num_classes": 10, "public": images[:100]}
     setting = (_clip if "CLIP" in entry.families else _vit)(entry, budget | common)
     method = entry.make(setting)
     if method.form is None:
@@ -56,13 +56,10 @@ def _vit(entry: methods.Entry, common: dict[str, Any]) -> methods.VitSetting:
 
 def _clip(entry: methods.Entry, common: dict[str, Any]) -> methods.ClipSetting:
     """One frozen CLIP for all clients."""
-    clip = samples.clip()
     return methods.ClipSetting(
         **common,
-        clip=clip,
-        tower=fp.TextTower(clip, samples.tokenize),
+        tower=fp.TextTower(samples.clip(), samples.tokenize),
         class_names=samples.CLASS_NAMES,
-        scale=clip.logit_scale.exp().item(),
         template=samples.TEMPLATES[""][0],
         make_optimizer=torch.optim.Adam,
     )

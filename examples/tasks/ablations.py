@@ -15,21 +15,13 @@ import torch.nn.functional as F
 import fedprompt as fp
 import photographs
 from fedprompt import samples
+from fedprompt.compare.problems import COLUMNS, Causes
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods import VitSetting
 from tasks import digits
-from tasks.core import (
-    COLUMNS,
-    Causes,
-    Images,
-    Machine,
-    Row,
-    Task,
-    Trial,
-    content,
-    explained,
-    guides,
-)
-from tasks.epochs import NetworkSetting
+from tasks.core import Machine, Task, content, explained, guides
+from tasks.epochs import EpochFederation, NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
 CLASSES = len(samples.CLASS_NAMES)
@@ -63,7 +55,8 @@ def trial(
 ) -> Trial:
     """Make a trial of clients that all take part; `build` makes the setting."""
     fields = {"num_classes": CLASSES, "seed": seed, "public": train.pixels[:0]} | budget
-    return Trial.of(build(clients=range(len(shards)), **fields), train, test, shards)
+    setting = build(clients=range(len(shards)), **fields)
+    return Trial.of(setting, train, test, shards, federation=EpochFederation)
 
 
 VIT = {

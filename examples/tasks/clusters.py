@@ -5,7 +5,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
-from tasks.core import Trial
+from fedprompt.compare.trials import Trial
 
 # Superclass of each class of CIFAR-100, whose classes are in the order of their names.
 SUPERCLASSES = (

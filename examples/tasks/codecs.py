@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedprompt as fp
+from fedprompt.compare.rows import Row, plain_method
+from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Codec, Message, Payload, State
 from fedprompt.methods import VitSetting
 from tasks import digits
 from tasks.ablations import VIT, sides, trial
-from tasks.core import Machine, Row, Task, Trial, plain_method
+from tasks.core import Machine, Task
 
 
 class Forgetful(NamedTuple):

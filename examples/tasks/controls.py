@@ -7,23 +7,15 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d, local
+from fedprompt.compare.alone import longer, train
+from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d
 from fedprompt.methods.models import PromptedClassifier, Tune
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData
-from fedprompt.methods.steps import averaged, take_step
-
-
-def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
-    """Train on the batches of a round, and on as many others for each further time."""
-    optimizer = data.optimizer(model, learning_rate)
-    for time in range(times):
-        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
-            take_step(optimizer, F.cross_entropy(model(inputs), labels))
+from fedprompt.methods.steps import averaged
 
 
 def apart(method: fp.Method) -> fp.Method:
@@ -38,17 +30,6 @@ def apart(method: fp.Method) -> fp.Method:
 
     first = values(method.form(0))
     return method._replace(client=client, server=fp.averaging_server({}), form=lambda client: {})
-
-
-def longer(setting: VitSetting, *, learning_rate: float = 1e-2, times: int = 1) -> fp.Method:
-    """Local training with several times the batches."""
-
-    def client(data: ClientData, answer: Any, state: Any) -> Any:
-        model = setting.model(data.id, state)
-        train(model, data, learning_rate, times)
-        return {}, fp.snapshot(model, buffers=True)
-
-    return local(setting, learning_rate=learning_rate)._replace(client=client)
 
 
 def together(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Method:

@@ -14,10 +14,13 @@ from torch import Tensor
 import build_samples
 import fedprompt as fp
 from fedprompt import samples
+from fedprompt.compare.problems import COLUMNS, NEWCOMERS
+from fedprompt.compare.rows import HEAD_RATE, Row
+from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import METHODS, ClipSetting, Setting
 from tasks.controls import CONTROLS
-from tasks.core import COLUMNS, HEAD_RATE, NEWCOMERS, Images, Machine, Row, Task, Trial
+from tasks.core import Machine, Task
 from tasks.heads import HeadSetting
 from tasks.tuning import draws, two_rates
 

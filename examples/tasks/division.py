@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from tasks.core import Images
+from fedprompt.compare.trials import Images
 from tasks.papers import Partition
 from tasks.sets.readers import ImageSet
 

@@ -8,9 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import zoo
-from tasks import tables
+from fedprompt.compare import tables
+from fedprompt.compare.rows import Row
 from tasks.backbones import open_clip_model, timm_vit
-from tasks.core import Row, Task, content
+from tasks.core import Task, content
 from tasks.papers import LENGTH, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"

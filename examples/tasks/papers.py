@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from fedprompt.compare.rows import Row
 from fedprompt.methods import METHODS
-from tasks.core import Row, content
+from tasks.core import content
 from tasks.sets.folders import DOMAINNET, OFFICE
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
@@ -20,6 +21,21 @@ FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
 MEASURES = ("full", "own", "worst", "pooled", "lowest", "highest", "clusters")
+
+
+@dataclass(frozen=True)
+class PaperRow(Row):
+    """Row of a paper's table.
+
+    Attributes:
+        changes: Fields of the setting that this row changes.
+        figures: Figures of the paper in percent, by column.
+        spread: Standard deviations of the paper, by column.
+    """
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +120,7 @@ class Setting:
     num_clients: int
     cohort_size: int
     rounds: int
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PaperRow, ...] = ()
     choices: tuple[str, ...] = ()
     optimizer_values: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 1
@@ -118,7 +134,7 @@ class Setting:
     test_share: float | None = None
     own_tests: bool = False
 
-    def of(self, row: Row) -> "Setting":
+    def of(self, row: PaperRow) -> "Setting":
         """Return the setting that a row changes, without its rows."""
         return replace(self, rows=(), **row.changes)
 
@@ -190,7 +206,7 @@ def _row(
     file: Mapping[str, Mapping[str, Any]],
     added: Mapping[str, Any],
     changes: Mapping[str, Any],
-) -> Row:
+) -> PaperRow:
     """Make a row; a cell is "75.27" or "75.27±0.05", "-" for no cell, or "?" for no figure."""
     printed = {
         name: cell.partition("±")
@@ -198,7 +214,7 @@ def _row(
         if cell not in ("-", "?")
     }
     values = file["methods"].get(title, {}) | added
-    return Row(
+    return PaperRow(
         title,
         values.pop("method", None),
         values,

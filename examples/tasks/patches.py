@@ -18,9 +18,11 @@ from torch import Tensor
 
 import fedprompt as fp
 import photographs
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods.fedotp import two_contexts
 from tasks.ablations import trial
-from tasks.core import Images, Machine, Row, Task, Trial, content
+from tasks.core import Machine, Task, content
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
 

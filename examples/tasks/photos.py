@@ -21,22 +21,14 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from build_samples.build import new_model
+from fedprompt.compare.problems import NEWCOMERS
+from fedprompt.compare.rows import HEAD_RATE, Row
+from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import (
-    HEAD_RATE,
-    NEWCOMERS,
-    Images,
-    Machine,
-    Row,
-    Task,
-    TaskError,
-    Trial,
-    content,
-    explained,
-)
+from tasks.core import Machine, Task, content, explained
 from tasks.digits import LOCAL
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
@@ -208,7 +200,7 @@ def images_of(task: str, shifted: bool, count: int | None = None) -> Photographs
     try:
         data = photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
     except ModuleNotFoundError as error:
-        raise TaskError(str(error)) from error
+        raise CompareError(str(error)) from error
     first = slice(count or NUM_IMAGES[task])
     data = data._replace(**{name: getattr(data, name)[first] for name in data._fields[:4]})
     small = [
@@ -226,12 +218,12 @@ def source_of(machine: Machine, name: str) -> Path | str | None:
     """Return the file of a pretrained network, `RANDOM`, or None if timm downloads it.
 
     Raises:
-        TaskError: If there are no weights.
+        CompareError: If there are no weights.
     """
     if RANDOM in machine.weights:
         return RANDOM
     if name not in machine.weights and not machine.pretrained:
-        raise TaskError(f"`--weights {name}=FILE` is missing; or add --pretrained.")
+        raise CompareError(f"`--weights {name}=FILE` is missing; or add --pretrained.")
     return machine.weights.get(name)
 
 

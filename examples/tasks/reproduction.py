@@ -12,17 +12,19 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
+from fedprompt.compare.problems import COLUMNS, Causes
+from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.models import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import PRETRAINED, Backbones
 from tasks.clusters import cluster_accuracy
-from tasks.core import COLUMNS, Causes, Images, Machine, Row, Task, TaskError, Trial, explained
+from tasks.core import Machine, Task, explained
 from tasks.division import divide, fewer, only_used, split_shards
-from tasks.epochs import EpochSetting, NetworkSetting
+from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
 from tasks.networks import Convolutional, ConvolutionalModel
-from tasks.pipeline import Preparation, flipped, prepared_trunk
 from tasks.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
@@ -69,14 +71,20 @@ class PaperClip(EpochSetting, ClipSetting):
 
 
 def make(
-    paper: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False
+    paper: str,
+    partition: str,
+    row: papers.PaperRow,
+    *,
+    seed: int,
+    machine: Machine,
+    validate: bool = False,
 ) -> Trial:
     """Divide the images of a data set over the clients of a setting.
 
     Args:
         paper: Name of the paper.
         partition: Name of the setting.
-        row: Row with a method.
+        row: papers.PaperRow with a method.
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
         validate: Not used, because papers give the hyperparameters.
@@ -89,18 +97,18 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
     """Read the data set of a setting.
 
     Raises:
-        TaskError: If a file is missing.
+        CompareError: If a file is missing.
     """
     try:
         return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
-        raise TaskError(f"`--root` must have the data set {setting.data}: {error}") from error
+        raise CompareError(f"`--root` must have the data set {setting.data}: {error}") from error
 
 
 def divided(
     setting: papers.Setting,
     data: ImageSet,
-    row: Row,
+    row: papers.PaperRow,
     seed: int,
     machine: Machine,
     backbones: Backbones,
@@ -122,7 +130,9 @@ def divided(
     run = replace(run, public=sides[0][spread])
     pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
-    trial = Trial.of(run, train, test, shards, domain_names=data.domain_names)
+    trial = Trial.of(
+        run, train, test, shards, domain_names=data.domain_names, federation=EpochFederation
+    )
     return trial.divided_tests(rng) if setting.own_tests else trial._replace(own=own)
 
 
@@ -220,7 +230,7 @@ def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
 def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
-    def causes(partition: str, row: Row) -> Causes | None:
+    def causes(partition: str, row: papers.PaperRow) -> Causes | None:
         return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
 
     settings = papers.settings(paper)

@@ -1,18 +1,16 @@
 """Hyperparameters of the tuning trials: one grid of learning rates for each kind of parameters."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fedprompt.compare.rows import HEAD_RATE, Row
+from fedprompt.compare.tuning import TUNING_SEED, draw, half_decades
 from fedprompt.methods import METHODS
-from fedprompt.methods.registry import LEARNING_RATE, Range
+from fedprompt.methods.registry import LEARNING_RATE
 from tasks.controls import CONTROLS, DRAWN_AS
-from tasks.core import HEAD_RATE, Row
 
-TUNING_SEED = 1_000  # of no reported run
 HEAD_RATES = 0.01, 0.003, 0.03
 """Learning rates of projections and heads; the first is the default."""
 CONTEXT_RATE = 0.005
@@ -57,40 +55,3 @@ def draws(row: Row, name: str, rates: tuple[float, float] | None = None) -> list
     if HEAD_RATE in row.values:
         drawn += [{**row.values, HEAD_RATE: rate} for rate in HEAD_RATES[1:]]
     return drawn
-
-
-def half_decades(low: float, high: float) -> list[float]:
-    """Return the rates from low to high that are a power of ten, or three times one."""
-    return [_rate(number) for number in range(_number(low), _number(high) + 1)]
-
-
-def neighbor(best: dict[str, Any], tried: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return a trial half a decade from the best in one of its rates, or None if all were tried.
-
-    A rate that all trials share is not tuned.
-    """
-    rates = HEAD_RATE, "learning_rate"
-    names = [name for name in rates if len({values.get(name) for values in tried}) > 1]
-    done = [[values[name] for name in names] for values in tried]
-    for name in names:
-        for step in (1, -1):
-            near = {**best, name: _rate(_number(best[name]) + step)}
-            if [near[name] for name in names] not in done:
-                return near
-    return None
-
-
-def draw(values: Range, rng: np.random.Generator) -> Any:
-    """Draw a number log-uniformly, or a choice."""
-    if isinstance(values, list):
-        return values[rng.integers(len(values))]
-    low, high = values
-    return float(f"{np.exp(rng.uniform(np.log(low), np.log(high))):.3g}")
-
-
-def _rate(number: int) -> float:
-    return float(f"{1 + number % 2 * 2}e{number // 2}")
-
-
-def _number(rate: float) -> int:
-    return round(2 * math.log10(rate))

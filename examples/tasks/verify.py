@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.compare import measure, ranks
+from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.methods.steps import take_step
-from tasks import figures, papers, ranks, reproduction
+from tasks import papers, reproduction
 from tasks.backbones import PRETRAINED, Backbones
-from tasks.core import Machine, Row, TaskError, Trial
+from tasks.core import Machine
 from tasks.estimate import SIZES
 from tasks.sets import SIZE, ImageSet
 
@@ -40,14 +42,14 @@ class Case:
     Attributes:
         paper: Name of the paper.
         partition: Name of the setting.
-        row: Row.
+        row: papers.PaperRow.
         machine: Where the data set is, and the device.
         backbones: Makers of backbones.
     """
 
     paper: str
     partition: str
-    row: Row
+    row: papers.PaperRow
     machine: Machine
     backbones: Backbones = PRETRAINED
 
@@ -273,7 +275,7 @@ def shrunk_run(case: Case) -> Finding:
     try:
         method = case.row.entry.make(trial.setting, **case.row.values)
         with torch.device("cpu"):
-            found = figures.run(method, trial, shared=not case.row.personalized)
+            found = measure.run(method, trial, shared=not case.row.personalized)
     except (RuntimeError, ValueError) as error:
         return Finding(f"figures of {case.row.title}", "an error", str(error).splitlines()[0])
     text = f"{found['own']:.1%} on own tests, {found['bytes_up']:,.0f} bytes up"
@@ -288,7 +290,7 @@ def climb(case: Case) -> None:
     """Print what each rung expects and finds.
 
     Raises:
-        TaskError: At the first rung that fails, with the cause.
+        CompareError: At the first rung that fails, with the cause.
     """
     for number, rung in enumerate(RUNGS, 1):
         title = rung.__name__.replace("_", " ")
@@ -299,7 +301,7 @@ def climb(case: Case) -> None:
             expected, found, cause = rung(case)
         print(f"{number:2}. {title}: expected {expected}; found {found}")
         if cause:
-            raise TaskError(f"rung {number} of {len(RUNGS)}, {title}: {cause}.")
+            raise CompareError(f"rung {number} of {len(RUNGS)}, {title}: {cause}.")
 
 
 def _short(values: Any) -> str:

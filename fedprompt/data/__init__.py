@@ -1,13 +1,21 @@
 """Labels of a data set, and its partition over clients: an index array for each client."""
 
 from fedprompt.data.allocation import allocate
+from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
 from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
-from fedprompt.data.splits import base_new_split, few_shot, group_split, study_quiz_split
+from fedprompt.data.splits import (
+    base_new_split,
+    few_shot,
+    group_split,
+    leave_one_out,
+    study_quiz_split,
+)
 
 __all__ = [
+    "Folder",
     "allocate",
     "base_new_split",
     "by_domain",
@@ -21,8 +29,10 @@ __all__ = [
     "iid",
     "iid_shares",
     "labels_of",
+    "leave_one_out",
     "pathological",
     "pathological_shares",
     "quantity_skew",
+    "read_folder",
     "study_quiz_split",
 ]

@@ -1,5 +1,7 @@
 """Splits of samples into two sides, and of classes."""
 
+from typing import Any
+
 import numpy as np
 
 import fedprompt._conversions as convert
@@ -68,6 +70,35 @@ def group_split(groups: Names, *, share: float, generator: Generator) -> tuple[I
     held = generator.permutation(count)[: min(max(round(share * count), 1), count - 1)]
     side = np.isin(number, held)
     return np.flatnonzero(~side), np.flatnonzero(side)
+
+
+def leave_one_out(domains: Names) -> dict[Any, tuple[Indices, Indices]]:
+    """Hold out one domain with all its samples, each in turn (DomainBed).
+
+    Args:
+        domains: Domain of each sample, of at least two domains: all names or all integers.
+
+    Returns:
+        Positions of the samples of the other domains and of the held-out domain, both ascending,
+        by the held-out domain in sorted order.
+
+    Example:
+        >>> for target, (kept, held) in leave_one_out(["photo", "art", "photo"]).items():
+        ...     print(target, kept, held)
+        art [0 2] [1]
+        photo [1] [0 2]
+
+    References:
+        Gulrajani and Lopez-Paz, "In Search of Lost Domain Generalization", ICLR 2021.
+    """
+    number, count = _arguments.numbered("domains", domains)
+    check.count("len(set(domains))", count, at_least=2)
+    names = sorted(set(check.entries("domains", domains)))
+    sides = [number == which for which in range(count)]
+    return {
+        name: (np.flatnonzero(~side), np.flatnonzero(side))
+        for name, side in zip(names, sides, strict=True)
+    }
 
 
 def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:

@@ -12,6 +12,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
@@ -83,7 +84,8 @@ def client_app(
         state = copy.deepcopy(memory["after"])
         own = data(client, server_round)
         check_takes_part(own, client, server_round)
-        payload, after = method.client(own, answer, state)
+        with _casts.ended():
+            payload, after = method.client(own, answer, state)
         up = Header(expect.fingerprint, header.server_round, str(client))
         reply = RecordDict() if payload is None else pack(payload, header=up)
         if after:

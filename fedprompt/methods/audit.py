@@ -78,9 +78,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
         >>> split = samples.digits(seed=0)
         >>> shards = {client: torch.arange(20) + 20 * client for client in range(3)}
         >>> setting = methods.VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
-        ...     rounds=1, steps=1, cohort_size=2, batch_size=4, seed=0,
-        ...     public=split.train_images[:0],
+        ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10,
+        ...     rounds=1, steps=1, cohort_size=2,
         ... )
         >>> federation = methods.Federation(setting, split.train_images, split.train_labels, shards)
         >>> methods.check_messages(methods.fedprox, federation).repeats

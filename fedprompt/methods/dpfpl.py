@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import register
 
@@ -109,7 +110,7 @@ def dpfpl(
 ) -> fp.Method:
     """DP-FPL."""
     if not setting.steps:
-        raise ValueError("`steps` must be at least 1 for DP-FPL, a step an exchange; got 0.")
+        raise check.wrong("steps", "be at least 1 for DP-FPL, a step an exchange", setting.steps)
     model = setting.new_model()
     draw = setting.stream(0, purpose="private")
     shared = model.context().detach()[0].clone()

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from itertools import cycle, islice
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -22,9 +23,12 @@ import fedprompt as fp
 import fedprompt._conversions as convert
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
-from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned
+from fedprompt.methods.models import ClipSetting
+from fedprompt.methods.registry import Prediction
+from fedprompt.methods.setting import ClientData, Federation, Inputs, Setting, check_inputs, owned
 from fedprompt.methods.steps import take_step
 from fedprompt.rounds import moved, refuse_autocast
 from fedprompt.wire.gather import on_all_ranks, rank_of, ranks_of
@@ -86,6 +90,10 @@ class HeldOut:
             if self.mixes is not None:
                 raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
             own = {c: owned("own", c, given, size) for c, given in self.own.items()}
+            for client, positions in own.items():
+                if len(positions.unique()) < len(positions):
+                    got = check.kind(positions)
+                    raise check.wrong(f"own[{client}]", "have each position once", got)
             object.__setattr__(self, "own", own)
         if isinstance(self.mixes, Mapping):
             self._check_mixes(self.mixes)
@@ -143,6 +151,7 @@ def evaluate(
     held_out: HeldOut | Inputs,
     labels: Int[Tensor, "inputs"] | None = None,
     *,
+    class_names: Sequence[str] | None = None,
     clients: Iterable[int] | None = None,
     newcomers: Iterable[int] | None = None,
     domains: Mapping[str, Iterable[int]] | None = None,
@@ -163,6 +172,9 @@ def evaluate(
             own tests, and newcomers are not tested.
         labels: As `cells` and `mixes`, an argument of earlier versions, which had the test inputs
             in place of `held_out` and `mixes="classes"` by default. This call warns.
+        class_names: Names of the classes of `held_out`, if these are others than in training. The
+            clients of a :class:`ClipSetting` then predict them with what they learned, as in
+            base-to-new experiments. If None, the classes of the setting.
         clients: Ids of the clients to test. If None, all clients of the setting.
         newcomers: Ids of clients that never trained, which are tested on their own tests alone. If
             None, all clients of the federation that are not in the setting.
@@ -192,15 +204,17 @@ def evaluate(
     Raises:
         ValueError: If a client is not in the federation or has no own tests, a newcomer has
             trained, a domain has the name of a figure, or predictions do not have one column for
-            each class.
+            each class. With `class_names`, if the method learned something for each class, its
+            prediction reads training inputs, it was not made by a function with :func:`register`,
+            or the setting has no class names.
 
     Example:
         >>> from fedprompt import methods, run_rounds, samples, vit_trunk
         >>> images, labels, test_images, test_labels = samples.digits()
         >>> shards = {client: torch.arange(30) + 30 * client for client in range(4)}
         >>> setting = methods.VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(3), num_classes=10,
-        ...     rounds=4, steps=4, cohort_size=3, batch_size=16, seed=0, public=images[:0],
+        ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10, rounds=4,
+        ...     steps=4,
         ... )
         >>> federation = methods.Federation(setting, images, labels, shards)
         >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
@@ -220,6 +234,12 @@ def evaluate(
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
     held_out = _held_out(held_out, labels=labels, cells=cells, mixes=mixes)
+    if class_names is not None:
+        if isinstance(held_out.mixes, str):
+            raise check.wrong("held_out.mixes", "count other classes", repr(held_out.mixes))
+        if steps:
+            raise check.wrong("steps", "be 0 with `class_names`, which no client has", steps)
+        federation = _OtherClasses.of(method, federation, class_names)
     setting = federation.setting
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
     others = [c for c in federation.shards if held_out.by_client and c not in setting.clients]
@@ -234,6 +254,72 @@ def evaluate(
     run = _Run(method, federation, now, tests, group)
     found, received = run.figures(tested, named, shared), run.newcomers(new, steps, learning_rate)
     return Figures(found | received, found.clients | received.clients)
+
+
+class _NoInputs:
+    """Data of a client that predicts classes of which it has no inputs."""
+
+    def __init__(self, setting: Setting, client: int, server_round: int) -> None:
+        self.setting, self.id, self.server_round = setting, client, server_round
+
+    def __getattr__(self, name: str) -> Any:
+        rule = "be None for a method whose prediction reads training inputs"
+        raise check.wrong("class_names", rule, f"a prediction that reads `data.{name}`")
+
+
+@dataclass(frozen=True)
+class _OtherClasses(Federation):
+    """Federation whose clients predict other classes than they learned.
+
+    Attributes:
+        predict: Prediction of the other classes.
+        few: The same prediction of two or three of them, as many as were not learned.
+        few_setting: Setting of these.
+    """
+
+    _: KW_ONLY
+    predict: Callable[..., Any]
+    few: Callable[..., Any]
+    few_setting: Setting
+
+    @classmethod
+    def of(cls, method: Method, federation: Federation, class_names: Any) -> "_OtherClasses":
+        check.texts("class_names", class_names)
+        learned, setting = method.predict, federation.setting
+        if not isinstance(setting, ClipSetting):
+            rule = "be None for a setting without class names"
+            raise check.wrong("class_names", rule, check.kind(class_names))
+        if not isinstance(learned, Prediction):
+            rule = "be made by a function with `register` to predict other classes"
+            raise check.wrong("method", rule, check.kind(learned))
+
+        def renamed(value: Any, names: Any) -> Any:
+            return value.renamed(names) if isinstance(value, ClipSetting) else value
+
+        few = [*islice(cycle(class_names), 2 + (setting.num_classes == 2))]
+        predictions = [learned.of(partial(renamed, names=some)) for some in (class_names, few)]
+        given = (setting.renamed(class_names), federation.inputs, federation.labels)
+        made = dict(zip(("predict", "few"), predictions, strict=True))
+        return cls(*given, federation.shards, **made, few_setting=setting.renamed(few))
+
+    def __post_init__(self) -> None:
+        """Labels are of the learned classes, so they are not checked."""
+
+    def data(self, client: int, server_round: int) -> ClientData:
+        """Return the data of a client, of which only the names of its classes can be read."""
+        return cast(ClientData, _NoInputs(self.setting, client, server_round))
+
+    def model(self, method: Method, now: Round, client: int, tests: "_Tests") -> Any:
+        """Return the model of a client, if what it learned predicts any number of classes."""
+        data = self.data(client, now.server_round)
+        now.model(method, data)
+        few = replace(tests, setting=self.few_setting, labels=tests.labels[:1])
+        try:
+            few.predicted(now.model(method._replace(predict=self.few), data))
+        except (RuntimeError, ValueError) as error:
+            rule = "be None for a method that learned something for each class"
+            raise check.wrong("class_names", rule, f"{error}".partition("\n")[0]) from error
+        return now.model(method._replace(predict=self.predict), data)
 
 
 def _held_out(held_out: HeldOut | Inputs, **earlier: Any) -> HeldOut:
@@ -368,6 +454,8 @@ class _Run:
     def model(self, client: int) -> Any:
         """Return the model with which a client predicts."""
         with torch.device(self.federation.setting.device):
+            if isinstance(self.federation, _OtherClasses):
+                return self.federation.model(self.method, self.now, client, self.tests)
             return self.now.model(self.method, self.federation.data(client, self.now.server_round))
 
     def figures(
@@ -440,7 +528,8 @@ class _Run:
             for client in (c for c in clients if hosts[c] == rank):
                 seals = {"the server's state": server}
                 seals["the client's state"] = Seal(now.clients.get(str(client), {}))
-                found[str(client)] = measured(run, client)
+                with _casts.ended():
+                    found[str(client)] = measured(run, client)
                 check_seals(f"client {client}", "a prediction must change no argument", seals)
             return found
 

@@ -1,9 +1,9 @@
 """Models of the gallery, and the settings that make them from frozen transformers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import InitVar, dataclass, replace
+from typing import Any, Self, cast
 
 import torch.nn as nn
 from jaxtyping import Float
@@ -51,11 +51,26 @@ class PromptedModel(nn.Module):
         return cast(Tensor, self.head(self.features(images)))
 
 
+class _OneTrunk(Setting):
+    """Setting with one trunk or several."""
+
+    trunks: Sequence[Trunk]
+
+    @property
+    def trunk(self) -> Trunk:
+        """The trunk of all clients."""
+        if len(self.trunks) > 1:
+            rule = "have one trunk, for a model that all clients share"
+            raise check.wrong("trunks", rule, len(self.trunks))
+        return self.trunks[0]
+
+
 @dataclass(kw_only=True)
-class VitSetting(Setting):
+class VitSetting(_OneTrunk):
     """Setting of images and frozen vision transformers.
 
     Attributes:
+        trunk: Frozen trunk of all clients. It takes the place of `trunks`.
         trunks: Frozen trunks, given to clients in turn. With one trunk, all clients share it.
         num_prompts: Number of prompts at a layer.
         num_features: Width of the features that clients with different trunks have in common. If
@@ -71,22 +86,26 @@ class VitSetting(Setting):
         >>> from fedprompt import samples, vit_trunk
         >>> setting = VitSetting(
         ...     trunks=[vit_trunk(samples.vit("S")), vit_trunk(samples.vit("B"))], num_features=32,
-        ...     clients=range(4), num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16,
-        ...     seed=0, public=torch.empty(0),
+        ...     num_classes=10, rounds=2,
         ... )
-        >>> [setting.new_model(client).trunk.dim for client in setting.clients]
+        >>> [setting.new_model(client).trunk.dim for client in range(4)]
         [48, 64, 48, 64]
     """
 
-    trunks: Sequence[Trunk]
+    trunks: Sequence[Trunk] = ()
     num_prompts: int = 8
     num_features: int | None = None
     tune: Tune | None = None
     prompts: Callable[[Trunk], PromptInjector] | None = None
+    trunk: InitVar[Trunk | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, trunk: Trunk | None = None) -> None:  # noqa: RUF033
         super().__post_init__()
         check.sequence("trunks", self.trunks, "trunks")
+        if trunk is not None:
+            if self.trunks:
+                raise check.wrong("trunk", "be None if `trunks` is given", check.kind(trunk))
+            self.trunks = [trunk]
         check.some("trunks", self.trunks, "have at least one trunk")
         check.optional(check.function, "tune", self.tune)
         check.optional(check.function, "prompts", self.prompts)
@@ -97,14 +116,6 @@ class VitSetting(Setting):
         if any([*trunk.trainable.parameters()] for trunk in trunks):
             rule = "be frozen, because `tune` says what clients train"
             raise check.wrong("trunks", rule, "a trunk with trained parameters")
-
-    @property
-    def trunk(self) -> Trunk:
-        """The trunk of all clients."""
-        if len(self.trunks) > 1:
-            rule = "have one trunk, for a model that all clients share"
-            raise check.wrong("trunks", rule, len(self.trunks))
-        return self.trunks[0]
 
     @property
     def num_backbones(self) -> int:
@@ -164,6 +175,10 @@ class VitSetting(Setting):
     def deep_prompts(self, trunk: Trunk) -> fp.DeepPrompts:
         """Make prompts for all blocks of a trunk, for methods that need prompts."""
         return fp.DeepPrompts(self.num_prompts, trunk)
+
+
+# `trunk` is an argument and a property, and `dataclasses.replace` passes `trunks` alone.
+del VitSetting.trunk, VitSetting.__dataclass_fields__["trunk"]
 
 
 def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
@@ -232,39 +247,69 @@ class ClipSetting(Setting):
     """Setting of a frozen CLIP. Inputs are image tokens, the pooled one first, or images.
 
     Attributes:
-        clip: Frozen model of open_clip.
-        tower: Its text tower, which takes contexts.
-        class_names: Names of the classes.
-        scale: Factor of the cosines in logits.
-        template: Sentence around a class name, such as ``"a photo of a {}."``.
+        tower: Text tower of a CLIP, which takes contexts.
+        class_names: Names of the classes. If empty, those of a federation: then make methods from
+            ``federation.setting``.
+        num_classes: Number of classes. If 0, that of their names.
+        clip: Frozen model of open_clip. If None, that of the tower.
+        scale: Factor of the cosines in logits. If None, that of the model (``logit_scale``).
+        template: Sentence around a class name.
         length: Number of learnable tokens of a context.
 
     Example:
         >>> from fedprompt import TextTower, samples
-        >>> clip = samples.clip()
-        >>> setting = ClipSetting(
-        ...     clip=clip, tower=TextTower(clip, samples.tokenize), scale=100.0,
-        ...     class_names=samples.CLASS_NAMES, template="a photo of a {}.", clients=range(4),
-        ...     num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16, seed=0,
-        ...     public=torch.empty(0),
-        ... )
+        >>> tower = TextTower(samples.clip(), samples.tokenize)
+        >>> setting = ClipSetting(tower=tower, class_names=samples.CLASS_NAMES, rounds=10)
         >>> setting.new_model().text().shape == (1, 10, setting.handwritten_text().shape[1])
         True
     """
 
-    clip: Any
     tower: fp.TextTower
-    class_names: Sequence[str]
-    scale: float
-    template: str
+    class_names: Sequence[str] = ()
+    clip: Any = None
+    scale: float = cast(float, None)
+    template: str = "a photo of a {}."
     length: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.class_names) != self.num_classes:
-            rule = f"have a name for each of {self.num_classes} classes"
+        if self.clip is None:
+            self.clip = self.tower.model
+        if cast(Any, self.scale) is None:
+            self.scale = _scale(self.clip)
+        if self.class_names:
+            self.names = self.tower.class_names(self.class_names)
+
+    def _check_classes(self) -> None:
+        check.instance("tower", self.tower, fp.TextTower, "be a TextTower")
+        check.sequence("class_names", self.class_names, "names")
+        count = self.num_classes = self.num_classes or len(self.class_names)
+        if len(self.class_names) not in (0, count):
+            rule = f"have a name for each of {count} classes"
             raise check.wrong("class_names", rule, len(self.class_names))
-        self.names = self.tower.class_names(self.class_names)
+
+    def completed(self, clients: Iterable[int], class_names: Sequence[str] = ()) -> Self:
+        """Return a setting of these clients and class names, if this one has none."""
+        if not class_names or class_names == self.class_names:
+            self._check_names()
+            return super().completed(clients)
+        if self.class_names:
+            raise check.wrong("class_names", "be those of the setting", check.kind(class_names))
+        return replace(self, class_names=class_names).completed(clients)
+
+    def renamed(self, class_names: Sequence[str]) -> Self:
+        """Return the same setting of other classes."""
+        return replace(self, class_names=class_names, num_classes=len(class_names))
+
+    def check_complete(self) -> None:
+        """Require that the clients and the class names are known."""
+        super().check_complete()
+        self._check_names()
+
+    def _check_names(self) -> None:
+        if not self.class_names:
+            rule = "name the classes, in the setting or in the federation"
+            raise check.wrong("class_names", rule, "none")
 
     def new_context(self) -> fp.ContextPrompts:
         """Make a context whose initial values depend on the seed alone."""
@@ -277,6 +322,15 @@ class ClipSetting(Setting):
     def handwritten_text(self) -> Float[Tensor, "classes dim"]:
         """Encode the class names in the handwritten template, normalized."""
         return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])
+
+
+def _scale(clip: Any) -> float:
+    """Return the factor of the cosines that a CLIP learned."""
+    logarithm = getattr(clip, "logit_scale", None)
+    if not isinstance(logarithm, Tensor):
+        rule = "be given for a model without `logit_scale`"
+        raise check.wrong("scale", rule, check.kind(clip))
+    return logarithm.exp().item()
 
 
 def check_sequences(**values: Any) -> None:

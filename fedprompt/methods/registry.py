@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import fedprompt._refusals as check
 from fedprompt.interfaces import Method
+from fedprompt.methods.setting import Setting
 
 __all__ = [
     "DIFFERENT_MODELS",
@@ -91,6 +92,30 @@ class Entry(NamedTuple):
         return _hyperparameters(self.make)
 
 
+class Prediction:
+    """Prediction of a method, with the function that makes the method of another setting."""
+
+    def __init__(
+        self,
+        predict: Callable[..., Any],
+        make: Callable[..., Method],
+        arguments: Sequence[Any],
+        given: Mapping[str, Any],
+    ) -> None:
+        self._predict, self._make = predict, make
+        self._arguments, self._given = arguments, given
+
+    def __call__(self, data: Any, answer: Any, state: Any) -> Any:
+        """Return the model of a client."""
+        return self._predict(data, answer, state)
+
+    def of(self, change: Callable[[Any], Any]) -> Callable[..., Any]:
+        """Return the prediction of the same method of a changed setting."""
+        arguments = [change(value) for value in self._arguments]
+        given = {name: change(value) for name, value in self._given.items()}
+        return self._make(*arguments, **given).predict
+
+
 METHODS: dict[str, Entry] = {}
 """All methods by the name of their function."""
 
@@ -142,9 +167,13 @@ def register(
             for option, default in _hyperparameters(make).items():
                 if option in given:
                     _check(option, given[option], default)
+            for setting in (*arguments, *given.values()):
+                if isinstance(setting, Setting):
+                    setting.check_complete()
             for piece in _pieces(make) & given.keys():
                 check.optional(check.function, piece, given[piece])
-            return make(*arguments, **given)
+            made = make(*arguments, **given)
+            return made._replace(predict=Prediction(made.predict, checked, arguments, given))
 
         if name in METHODS:
             raise check.wrong("name", "be new among the methods", repr(name))

@@ -8,12 +8,11 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
         model = now.model(method, federation.data(3, now.server_round))
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt import _casts
 from fedprompt._renamed import moved
 
 __all__ = ["Batch", "ClientData", "Federation", "Inputs", "Setting", "check_inputs", "owned"]
@@ -58,14 +58,16 @@ class Setting:
     """Clients, classes, the budget of a run, and the seed. It has no client's inputs.
 
     Attributes:
-        clients: Ids of the clients that take part. The others never train.
-        num_classes: Number of classes.
         rounds: Number of rounds.
-        steps: Number of batches of a client in a round.
-        cohort_size: Number of clients in a round.
+        num_classes: Number of classes.
+        clients: Ids of the clients that take part. The others never train. If empty, all clients
+            of a federation take part: then make methods from ``federation.setting``.
+        steps: Number of batches of a client in a round. If None, a round is an epoch of each
+            client, whose last batch may be smaller. Clients with more inputs then take more steps.
+        cohort_size: Number of clients in a round. If None, all clients.
         batch_size: Number of inputs in a batch.
         seed: Seed of initial values, cohorts and batches, common to all methods.
-        public: Inputs without labels that the server and all clients have.
+        public: Inputs without labels that the server and all clients have. If None, none.
         augment: Random augmentation of a batch, or None.
         make_optimizer: Constructor of the optimizer of clients.
         schedule: Function from the share of rounds that are over, in [0, 1), to a factor of the
@@ -77,22 +79,19 @@ class Setting:
             ``with torch.device(setting.device)``.
 
     Example:
-        >>> setting = Setting(
-        ...     clients=range(10), num_classes=3, rounds=2, steps=4, cohort_size=3,
-        ...     batch_size=16, seed=0, public=torch.empty(0),
-        ... )
+        >>> setting = Setting(num_classes=3, rounds=2, clients=range(10), cohort_size=3)
         >>> [len(cohort) for cohort in setting.cohorts()]
         [3, 3]
     """
 
-    clients: Sequence[int]
-    num_classes: int
     rounds: int
-    steps: int
-    cohort_size: int
-    batch_size: int
-    seed: int
-    public: Tensor
+    num_classes: int = 0
+    clients: Sequence[int] = ()
+    steps: int | None = None
+    cohort_size: int | None = None
+    batch_size: int = 32
+    seed: int = 0
+    public: Tensor = None  # type: ignore[assignment]
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     make_optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     schedule: Callable[[float], float] | None = None
@@ -103,9 +102,12 @@ class Setting:
     )
 
     def __post_init__(self) -> None:
-        for name, least in {"num_classes": 1, "rounds": 0, "steps": 0, "batch_size": 1}.items():
+        for name, least in {"rounds": 0, "batch_size": 1, "seed": 0}.items():
             check.count(name, getattr(self, name), at_least=least)
-        check.count("seed", self.seed, at_least=0)
+        check.optional(check.count, "steps", self.steps, at_least=0)
+        self._check_classes()
+        if cast(Any, self.public) is None:
+            self.public = torch.empty(0)
         check.sequence("clients", self.clients, "ids, such as range(100)")
         if len({*self.clients}) < len(self.clients):
             raise check.wrong("clients", "have each id once", check.kind(self.clients))
@@ -119,10 +121,34 @@ class Setting:
         except (RuntimeError, TypeError) as error:
             raise check.wrong("device", "name a device of PyTorch", repr(self.device)) from error
 
+    def _check_classes(self) -> None:
+        check.count("num_classes", self.num_classes)
+
+    def completed(self, clients: Iterable[int], class_names: Sequence[str] = ()) -> Self:
+        """Return a setting of these clients, or this one if it names its own.
+
+        Args:
+            clients: Ids of the clients of a federation.
+            class_names: Names of the classes, for a setting that needs names.
+        """
+        if class_names:
+            raise check.wrong(
+                "class_names", "be empty for a setting without names", check.kind(class_names)
+            )
+        return self if self.clients else replace(self, clients=sorted(clients))
+
+    def check_complete(self) -> None:
+        """Require that the clients are known, and the classes."""
+        if not self.clients:
+            rule = "name the clients, as `setting` of a Federation does"
+            raise check.wrong("setting", rule, "a setting without clients")
+
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
+        self.check_complete()
         draw = fp.stream_generator(self.seed, server_round=server_round, purpose="cohort")
-        return fp.sample_clients(self.clients, size=self.cohort_size, generator=draw)
+        size = len(self.clients) if self.cohort_size is None else self.cohort_size
+        return fp.sample_clients(self.clients, size=size, generator=draw)
 
     def cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of all rounds, one round after the other."""
@@ -220,27 +246,6 @@ class Setting:
         return model
 
 
-class _Casts(threading.local):
-    """Autocast of a thread. Iterators of batches may take turns, so the last one ends it."""
-
-    depth = 0
-    context: torch.autocast
-
-    def enter(self, device: str, dtype: torch.dtype) -> None:
-        if not self.depth:
-            self.context = torch.autocast(device, dtype, cache_enabled=False)
-            self.context.__enter__()  # type: ignore[no-untyped-call]
-        self.depth += 1
-
-    def leave(self) -> None:
-        self.depth -= 1
-        if not self.depth:
-            self.context.__exit__(None, None, None)
-
-
-_CASTS = _Casts()
-
-
 @dataclass(frozen=True)
 class ClientData:
     """Training data of one client, in one round.
@@ -253,10 +258,7 @@ class ClientData:
         inputs_at: Function from positions among these inputs to inputs.
 
     Example:
-        >>> setting = Setting(
-        ...     clients=[0], num_classes=2, rounds=1, steps=3, cohort_size=1, batch_size=4, seed=0,
-        ...     public=torch.empty(0),
-        ... )
+        >>> setting = Setting(num_classes=2, rounds=1, steps=3, batch_size=4)
         >>> labels = torch.tensor([0, 1, 1, 1, 1])
         >>> data = ClientData(setting, 0, 0, labels, lambda chosen: torch.eye(5)[chosen])
         >>> data.num_examples, data.class_counts
@@ -273,7 +275,9 @@ class ClientData:
 
     @property
     def steps(self) -> int:
-        """Number of batches in a round."""
+        """Number of batches in a round: those of the setting, or of an epoch."""
+        if self.setting.steps is None:
+            return -(-self.num_examples // self.setting.batch_size)
         return self.setting.steps
 
     @property
@@ -291,8 +295,9 @@ class ClientData:
     ) -> Iterator[Batch]:
         """Yield the training batches of this round, `steps` in all.
 
-        A second call yields the same batches. In the body of the loop, PyTorch computes in
-        `autocast` of the setting.
+        If the setting has a number of steps, each batch is drawn from all inputs. Otherwise each
+        input is in one batch. A second call yields the same batches. In the body of the loop,
+        PyTorch computes in `autocast` of the setting.
 
         Args:
             among: Positions of the inputs to draw from. If None, all inputs.
@@ -301,11 +306,13 @@ class ClientData:
         rng = self.stream(purpose)
         chosen = torch.arange(self.num_examples, device="cpu") if among is None else among
         positions = chosen.cpu().long()
-        for _ in range(self.setting.steps):
-            order = torch.randperm(len(positions), generator=rng, device="cpu")
-            batch = self.batch(positions[order[: self.setting.batch_size]], rng)
-            with self.autocast():
-                yield batch
+        steps, size = self.setting.steps, self.setting.batch_size
+        for _ in range(1 if steps is None else steps):
+            order = positions[torch.randperm(len(positions), generator=rng, device="cpu")]
+            for part in [order[:size]] if steps is not None else torch.split(order, size):
+                batch = self.batch(part, rng)
+                with self.autocast():
+                    yield batch
 
     def phases(self, count: int) -> Iterator[Iterator[Batch]]:
         """Divide the batches of this round into equal phases; the last has what is left over."""
@@ -335,11 +342,11 @@ class ClientData:
         if dtype is None:
             yield
             return
-        _CASTS.enter(device, dtype)
+        context = _casts.enter(device, dtype)
         try:
             yield
         finally:
-            _CASTS.leave()
+            _casts.leave(context)
 
     def learning_rate(self, rate: float) -> float:
         """Multiply a learning rate by the factor of the schedule in this round."""
@@ -389,9 +396,15 @@ class Federation:
         labels: Their classes.
         shards: Positions of the inputs of each client, by client id; tensors or NumPy arrays, as of
             :func:`fedprompt.data.dirichlet`.
+        class_names: Names of the classes, for a :class:`ClipSetting` that has none.
+
+    Attributes:
+        setting: The setting of these clients and class names, if the given one does not name its
+            own. Methods are made from it.
 
     Raises:
-        ValueError: If labels or positions are out of range, or a client has no input.
+        ValueError: If labels or positions are out of range, a client has no input, or both this
+            and the setting have class names.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -399,28 +412,29 @@ class Federation:
         >>> from fedprompt.methods import VitSetting
         >>> images, labels, *_ = samples.digits()
         >>> shards = dirichlet(labels, 4, alpha=0.5, generator=torch.Generator().manual_seed(0))
-        >>> setting = VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S"))], clients=range(4), num_classes=10,
-        ...     rounds=5, steps=8, cohort_size=2, batch_size=16, seed=0, public=images[:0],
-        ... )
+        >>> setting = VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=5)
         >>> federation = Federation(setting, images, labels, dict(enumerate(shards)))
         >>> federation.data(3, server_round=0).num_examples == len(shards[3])
         True
+        >>> federation.setting.clients
+        [0, 1, 2, 3]
     """
 
     setting: Setting
     inputs: Inputs
     labels: Int[Tensor, "inputs"]
     shards: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]]
+    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         check.instance("setting", self.setting, Setting, "be a Setting, such as VitSetting")
         check_inputs("inputs", self.inputs)
         size = len(self.inputs)
-        check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
         check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
         shards = {c: owned("shards", c, shard, size) for c, shard in self.shards.items()}
         object.__setattr__(self, "shards", shards)
+        object.__setattr__(self, "setting", self.setting.completed(shards, self.class_names))
+        check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client in a round."""

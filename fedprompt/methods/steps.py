@@ -67,10 +67,7 @@ def fedavg_client(
     Example:
         >>> from fedprompt.methods import Federation, Setting
         >>> model = nn.Linear(3, 2)
-        >>> setting = Setting(
-        ...     clients=[0], num_classes=2, rounds=1, steps=4, cohort_size=1, batch_size=2, seed=0,
-        ...     public=torch.empty(0),
-        ... )
+        >>> setting = Setting(num_classes=2, rounds=1, batch_size=2)
         >>> inputs, labels = torch.eye(3), torch.tensor([0, 1, 1])
         >>> data = Federation(setting, inputs, labels, {0: torch.arange(3)}).data(0, 0)
         >>> payload, _ = fedavg_client(model, learning_rate=0.1)(data, fp.snapshot(model), {})

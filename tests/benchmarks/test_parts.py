@@ -37,8 +37,8 @@ def test_memory_does_not_grow_with_the_images_of_a_client(meter, name, monkeypat
 
     def turn(count):
         setting = methods.VitSetting(
-            trunks=[fp.vit_trunk(model)], num_prompts=3, clients=[0], num_classes=10, rounds=1,
-            steps=1, cohort_size=1, batch_size=2, seed=0, public=torch.empty(0),
+            trunk=fp.vit_trunk(model), num_prompts=3, clients=[0], num_classes=10, rounds=1,
+            steps=1, batch_size=2,
         )  # fmt: skip
         data = methods.Federation(
             setting, Drawn(count), torch.arange(count) % 10, {0: range(count)}

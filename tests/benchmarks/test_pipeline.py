@@ -9,7 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from tasks.pipeline import Preparation, flipped
+from fedprompt.compare.pipeline import Preparation, flipped
 
 pytestmark = pytest.mark.benchmark
 BATCH, SIZE = 8, 224

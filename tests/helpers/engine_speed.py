@@ -22,7 +22,7 @@ def federation(clients: int, cohort: int, rounds: int, steps: int) -> methods.Fe
     """Divide the sample digits over clients with the sample ViT."""
     split = samples.digits(SEED)
     setting = methods.VitSetting(
-        trunks=[fp.vit_trunk(samples.vit("S"))],
+        trunk=fp.vit_trunk(samples.vit("S")),
         clients=range(clients),
         num_classes=10,
         rounds=rounds,
@@ -30,7 +30,6 @@ def federation(clients: int, cohort: int, rounds: int, steps: int) -> methods.Fe
         cohort_size=cohort,
         batch_size=32,
         seed=SEED,
-        public=split.train_images[:0],
     )
     shards = dict(enumerate(torch.arange(len(split.train_labels)).chunk(clients)))
     return methods.Federation(setting, split.train_images, split.train_labels, shards)

@@ -99,6 +99,26 @@ def test_two_iterators_of_batches_take_turns_under_autocast():
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_a_client_that_keeps_its_iterator_leaves_autocast():
+    made, kept, seen = federation(), [], []
+    made.setting.autocast = torch.bfloat16
+
+    def train(data, answer, state):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        kept.append(data.batches())
+        next(kept[-1])
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return {}, state
+
+    method = fp.Method(train, fp.averaging_server({}), lambda *all: None)
+    for _ in fp.run_rounds(method, made.data, [[0, 1], [0]]):
+        assert not torch.is_autocast_enabled("cpu")
+    with made.data(0, 0).autocast():  # the end of an earlier client's iterator changes nothing
+        kept.clear()
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False, True] * 3
+
+
 def test_a_client_outside_of_the_setting_does_not_train_and_predicts():
     made = federation()
     made.setting.clients = range(2)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import fedprompt as fp
+from fedprompt.compare.trials import move
 from fedprompt.methods import METHODS
 from other_device import other_device
 from same import assert_same
-from tasks.core import move
 from tiny_federations import federation_of
 
 

@@ -1,12 +1,27 @@
 """Accuracies of clients with known predictions, by hand, and the number of backward passes."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from fedprompt.methods import Federation, Figures, HeldOut, Setting, counted_passes, evaluate
+import tiny_federations as tiny
+from fedprompt.methods import (
+    METHODS,
+    Federation,
+    Figures,
+    HeldOut,
+    Setting,
+    counted_passes,
+    evaluate,
+    promptfl,
+    register,
+)
+from method_runs import RUNS
 from refusals import check_refused, refusals
 
 LABELS = torch.tensor([0, 0, 1, 2])
@@ -234,6 +249,42 @@ def test_an_error_ends_the_count():
     assert torch.autograd.backward is kept
 
 
+def shapes(method, given):
+    """Return the shapes of all values of a new model."""
+    model = fp.Round(-1, method.server.state, {}).model(method, given.data(0, 0))
+    return isinstance(model, nn.Module) and {n: v.shape for n, v in model.state_dict().items()}
+
+
+def of_tensors(given):
+    return Federation(given, given.inputs, given.labels, given.shards)
+
+
+@pytest.mark.parametrize("names", [tiny.NAMES[4:7], tiny.NAMES[5:9]], ids=len)
+@pytest.mark.parametrize("name", [name for name, family in RUNS if family == "CLIP"])
+def test_other_classes_are_those_of_a_second_setting_or_the_method_is_class_specific(name, names):
+    """The second setting is made by hand. The first one has as many classes as the first names."""
+    entry = METHODS[name]
+    given = tiny.federation_of(entry, "CLIP", clients=[0, 1], cohort_size=2)
+    second = replace(given, class_names=names, num_classes=len(names))
+    method, other = entry.make(given), entry.make(second)
+    *_, now = fp.run_rounds(method, given.data, given.cohorts())
+    labels = torch.arange(len(given.inputs)) % len(names)
+    held_out = HeldOut(given.inputs, labels, own={c: torch.arange(c, 9) for c in range(6)})
+
+    def call():
+        return evaluate(method, of_tensors(given), now, held_out, class_names=names)
+
+    if shapes(method, given) != shapes(entry.make(given.renamed(tiny.NAMES[:5])), given):
+        with pytest.raises(
+            ValueError, match="`class_names` must be None for a method that learned"
+        ):
+            call()
+        return
+    found = call()
+    expected = evaluate(other, of_tensors(second), now, held_out)
+    assert (found, found.clients) == (expected, expected.clients)
+
+
 @pytest.mark.bad_input
 def test_no_domain_replaces_a_figure():
     for name in call(steps=1):
@@ -263,6 +314,26 @@ def owned(*positions):
     return held(own=dict(enumerate(map(torch.tensor, positions))))
 
 
+def trains_to_predict(given):
+    def predict(data, answer, state):
+        return [*data.batches()]
+
+    name = "trained for predictions"
+    with patch.dict(METHODS):
+        make = register(name, families=("CLIP",))(lambda of: fp.Method(id, SERVER, predict))
+    return make(given)
+
+
+def clip(predict=None, make=promptfl, held_out=None, **more):
+    """Predict three other classes with a tiny CLIP."""
+    given = tiny.clip_federation(clients=[0, 1])
+    method = make(given)
+    method = method if predict is None else method._replace(predict=predict)
+    now, more = fp.Round(0, method.server.state, {}), {"class_names": tiny.NAMES[3:6]} | more
+    held_out = held_out or HeldOut(given.inputs[:3], torch.arange(3))
+    return evaluate(method, of_tensors(given), now, held_out, **more)
+
+
 REFUSED = """
 call(None) -> TypeError: `method` must be a Method
 call(own=SHARDS) -> TypeError: `federation` must be a Federation
@@ -285,6 +356,13 @@ call(domains={3: [0]}) -> TypeError: `key of domains` must be a string; got 3
 call(shared=1) -> TypeError: `shared` must be True or False
 call(steps=-1) -> ValueError: `steps` must be at least 0; got -1
 call(learning_rate=0) -> ValueError: `learning_rate` must be above 0; got 0
+call(class_names=['a', 'b', 'c'], held_out=held()) -> ValueError: None for a setting without class
+clip(class_names=[]) -> ValueError: `class_names` must contain at least one string
+clip(class_names=['a', 'b']) -> ValueError: `held_out.labels` must lie in [0, 2)
+clip(steps=1) -> ValueError: `steps` must be 0 with `class_names`, which no client has; got 1
+clip(held_out=MIXED) -> ValueError: `held_out.mixes` must count other classes; got 'classes'
+clip(predict=lambda *all: None) -> ValueError: `method` must be made by a function with `register`
+clip(make=trains_to_predict) -> ValueError: got a prediction that reads `data.batches`
 HeldOut(3, LABELS) -> TypeError: `inputs` must be a tensor, or return
 HeldOut(TESTS, LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs; got 3
 HeldOut(TESTS, LABELS - 1) -> ValueError: `labels` must lie in
@@ -300,6 +378,7 @@ mixed(MIX, MIX, cells=LABELS[:3]) -> ValueError: `cells` must have one entry for
 mixed(MIX, cells=LABELS + 1) -> ValueError: `cells` must lie in [0, 3); got values from 1 to 3
 held(own=[LABELS]) -> TypeError: `own` must map ids of clients to positions
 owned([0], [4]) -> ValueError: `own[1]` must lie in [0, 4); got values from 4 to 4
+owned([0], [2, 1, 2]) -> ValueError: `own[1]` must have each position once; got a int64 tensor of
 held(own={0: LABELS[:0]}) -> ValueError: `own[0]` must have at least one position
 held(mixes={'0': MIX}) -> TypeError: `key of mixes` must be an integer; got '0'
 held(own={-1: LABELS}) -> ValueError: `key of own` must be at least 0

@@ -1,5 +1,8 @@
 """A federation takes tensors, arrays and data sets, and refuses others."""
 
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +10,11 @@ import torch
 import fedprompt as fp
 import tiny_federations as tiny
 from fedprompt import methods
-from fedprompt.methods import METHODS, ClientData, Federation, Setting
+from fedprompt.methods import METHODS, ClientData, ClipSetting, Federation, Setting, VitSetting
 from fedprompt.methods.models import tuned_trunk
 from fedprompt.tuning import norms
 from refusals import check_refused, refusals
+from same import assert_same
 
 LABELS = torch.tensor([0, 1, 2, 1])
 SHARDS = {0: np.array([0, 2]), 3: np.array([1, 3])}
@@ -64,6 +68,54 @@ def test_labels_of_any_integer_dtype_train():
     assert torch.equal(*(tiny.last(methods.local, made).of(0).head.bias for made in (whole, small)))
 
 
+def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs():
+    """All inputs, clients and classes are those of the federation."""
+    tower = tiny.clip_federation().tower
+    torch.nn.init.constant_(tower.model.logit_scale, 3.0)
+    short = ClipSetting(tower=tower, rounds=2)
+    long = ClipSetting(
+        clip=tower.model,
+        tower=tower,
+        class_names=tiny.NAMES[:3],
+        num_classes=3,
+        scale=torch.tensor(3.0).exp().item(),
+        template="a photo of a {}.",
+        clients=range(6),
+        cohort_size=6,
+        batch_size=32,
+        **{"rounds": 2, "steps": 1, "seed": 0, "public": torch.empty(0)},
+    )
+    given, names = tiny.clip_federation(), tiny.NAMES[:3]
+    rounds = []
+    for setting, more in [(short, (names,)), (long, ())]:
+        federation = Federation(setting, given.inputs, given.labels, given.shards, *more)
+        method = methods.kgcoop(federation.setting)
+        rounds.append([*fp.run_rounds(method, federation.data, federation.setting.cohorts())])
+    assert_same(rounds[0], rounds[1])
+
+
+def test_in_a_round_without_steps_each_input_is_in_one_batch():
+    """Five inputs in batches of two, and a new order in each round and for each purpose."""
+    among, orders = torch.tensor([0, 1, 3, 4, 5]), set()
+    federation = Federation(
+        setting(steps=None, batch_size=2), torch.arange(6), LABELS[[0] * 6], {7: torch.arange(6)}
+    )
+    for data in (federation.data(7, 0), federation.data(7, 1)):
+        assert (data.steps, [len(labels) for _, labels in data.batches()]) == (3, [2, 2, 2])
+        parts = [inputs.tolist() for inputs, _ in data.batches(among=among, purpose="quiz")]
+        assert ([*map(len, parts)], sorted(chain(*parts))) == ([2, 2, 1], among.tolist())
+        orders.add(str(parts))
+    assert len(orders) == 2
+
+
+def test_a_setting_has_one_trunk_or_several_and_can_be_replaced():
+    one, two = tiny.trunk(8), tiny.trunk(12)
+    first = VitSetting(trunk=one, num_classes=3, rounds=1)
+    several = replace(replace(first, seed=1), trunks=[one, two])
+    assert (first.trunk, first.trunks, several.trunks) == (one, [one], [one, two])
+    assert replace(several, rounds=2).trunk_of(3) is two
+
+
 def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
     inputs = Squares() if inputs is None else inputs
     return Federation(setting() if of is None else of, inputs, labels, shards)
@@ -71,6 +123,22 @@ def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
 
 LAYER = torch.nn.Linear(2, 2)  # with a `model`, as a trunk of one's own has
 LAYER.model = torch.nn.Identity()
+
+
+TRUNK = tiny.trunk(8)
+TOWER = tiny.clip_federation().tower
+
+
+def vit(**changes):
+    return VitSetting(**{"num_classes": 3, "rounds": 1} | changes)
+
+
+def clip(**changes):
+    return ClipSetting(**{"tower": TOWER, "rounds": 1} | changes)
+
+
+def named(of):
+    return Federation(of, Squares(), LABELS, SHARDS, ["cat", "dog", "owl"])
 
 
 def trained():
@@ -124,6 +192,20 @@ tiny.vit_federation(tune=3) -> TypeError: `tune` must be a function; got 3
 tiny.vit_federation(tune=itself).new_model() -> ValueError: `tune` must return a copy of the model
 tuned_trunk(LAYER, itself) -> TypeError: `trunks` must be made by vit_trunk to be tuned; got a Lin
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
+setting(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
+methods.fedprox(vit(trunk=TRUNK)) -> ValueError: `setting` must name the clients, as `setting` of a
+next(vit(trunk=TRUNK).cohorts()) -> ValueError: `setting` must name the clients
+vit(trunk=TRUNK, trunks=[TRUNK]) -> ValueError: `trunk` must be None if `trunks` is given
+vit(clients=[0]) -> ValueError: `trunks` must have at least one trunk; got none
+vit(trunks=[TRUNK] * 2).trunk -> ValueError: `trunks` must have one trunk, for a model that all
+clip(clip=LAYER) -> ValueError: `scale` must be given for a model without `logit_scale`; got a Lin
+clip(tower=LAYER) -> TypeError: `tower` must be a TextTower
+call(clip()) -> ValueError: `class_names` must name the classes, in the setting or in the federation
+methods.promptfl(clip(clients=[0])) -> ValueError: `class_names` must name the classes
+named(clip(class_names=['a'] * 3)) -> ValueError: `class_names` must be those of the setting; got a
+named(setting()) -> ValueError: `class_names` must be empty for a setting without names; got a list
+methods.pfedpt(vit(trunk=TRUNK, clients=[0])) -> ValueError: `public` must have the shape of images
+methods.dpfpl(clip(class_names=['a'], clients=[0])) -> ValueError: `steps` must be at least 1 for DP
 methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
 """
 

@@ -5,14 +5,17 @@ from functools import partial
 import pytest
 
 import fedprompt as fp
+from fedprompt.compare.alone import longer
+from fedprompt.compare.rows import Row
+from fedprompt.compare.tuning import neighbor
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
 from tasks import TASKS
-from tasks.controls import CONTROLS, longer
-from tasks.core import Machine, Row
+from tasks.controls import CONTROLS
+from tasks.core import Machine
 from tasks.digits import FIXED
-from tasks.tuning import draws, neighbor
+from tasks.tuning import draws
 from tiny_federations import federation_of, last, parameters
 
 SENT = {

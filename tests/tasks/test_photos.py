@@ -12,12 +12,14 @@ from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
 import photographs
+from fedprompt.compare import cells, measure
+from fedprompt.compare.cells import Cell
+from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.methods import Federation, Setting
 from photographs import Photographs, as_domains, runs_of, split_by_runs
-from tasks import TASKS, figures, networks, patches, photos, runs, tuning
-from tasks.core import Machine, TaskError, Trial
+from tasks import TASKS, networks, patches, photos, tuning
+from tasks.core import Machine
 from tasks.networks import TailTrunk, as_inputs
-from tasks.runs import Cell
 
 RANDOM = Machine(weights={photos.RANDOM: Path()}, shrink=0.01)
 
@@ -190,7 +192,7 @@ def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights of vit_small_patch14_dinov2 at"):
         photographs.load_network(photos.DINO, tmp_path / "none.safetensors", pretrained=False)
     rule = r"`--weights vit_small_patch14_dinov2=FILE` is missing; or add --pretrained\."
-    with pytest.raises(TaskError, match=rule):
+    with pytest.raises(CompareError, match=rule):
         photos.source_of(Machine(), photos.DINO)
 
 
@@ -219,7 +221,7 @@ def fixed(everyone):
 @pytest.mark.parametrize("everyone", [True, False])
 def test_figures_of_skewed_classes_are_those_of_scikit_learn(everyone):
     method, trial, guesses = fixed(everyone)
-    found = figures.run(method, trial, shared=everyone)
+    found = measure.run(method, trial, shared=everyone)
     labels, rows = trial.test_cells, guesses.tolist()
     expected = np.mean([balanced_accuracy_score(labels, row) for row in rows])
     assert found["balanced"] == pytest.approx(expected)
@@ -311,7 +313,7 @@ def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(row, m
 )
 def test_clients_with_unlike_networks_run(partition, method):
     (row,) = (row for row in TASKS["solar"].rows(partition) if row.method == method)
-    found = runs.run(Cell("solar", partition, row, 1, None, RANDOM))
+    found = cells.run(Cell(TASKS["solar"], partition, row, 1, None, RANDOM))
     assert 0 <= found["macro_f1"] <= 1
 
 
@@ -373,5 +375,5 @@ def test_a_federation_of_patches_has_a_few_shots_of_two_classes(validate):
     short = replace(trial.setting, rounds=1, epochs=1)
     trial = trial._replace(setting=short, federation=replace(trial.federation, setting=short))
     for row in patches.ROWS[:3]:
-        found = figures.run(patches.method(row, trial), trial, shared=False)
+        found = measure.run(patches.method(row, trial), trial, shared=False)
         assert found["bytes_up"] == 4 * 10 * trial.test.shape[-1] + 4

@@ -12,15 +12,17 @@ import torch.nn as nn
 import compare
 import fedprompt as fp
 from fabricated import fabricate, unchecked
+from fedprompt.compare import measure
+from fedprompt.compare.pipeline import flipped
+from fedprompt.compare.trials import Trial
 from fedprompt.methods import METHODS, Setting
 from other_device import other_device
-from tasks import TASKS, figures, papers, reproduction, sets
+from tasks import TASKS, papers, reproduction, sets
 from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
-from tasks.core import Machine, Trial
+from tasks.core import Machine
 from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
-from tasks.pipeline import flipped
 from tasks.reproduction import PaperVits, Stored
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
@@ -65,7 +67,7 @@ def run(setting, data, row, device="cpu"):
         method = row.entry.make(trial.setting, **row.values)
     shared = "personalized" not in row.entry.traits
     causes = TASKS["sgpt"].causes("", row)
-    return figures.run(method, trial, shared=shared, causes=causes)
+    return measure.run(method, trial, shared=shared, causes=causes)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_worst_clients_of_sgpt_are_lower_on_their_own_test_images_than_by_mix():
     assert torch.equal(torch.cat(own.own).sort().values, torch.arange(10000))
     one = fp.Method(print, SERVER, lambda *all: lambda x: torch.eye(101)[guesses[x], :100])
     now = fp.Round(0, SERVER.state, {})
-    mix, mine = (figures.measure(one, trial, now, shared=True) for trial in (mixes, own))
+    mix, mine = (measure.measure(one, trial, now, shared=True) for trial in (mixes, own))
     assert mine["own"] == pytest.approx(mix["own"], abs=0.002)
     assert mine["worst"] < mix["worst"] - 0.06
 

@@ -8,9 +8,11 @@ import torch
 
 import compare
 from fabricated import fabricate, unchecked
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import CompareError
 from other_device import other_device
 from tasks import papers, verify
-from tasks.core import Machine, Row, TaskError
+from tasks.core import Machine
 from tiny_backbones import TINY
 
 # Numbers and names of the fabricated files, as counted by hand.
@@ -53,7 +55,7 @@ def case(folder, read, monkeypatch):
         backbones = TINY
         if clip is not None:
             backbones = replace(TINY, clip=lambda *names: clip(TINY.clip(*names)))
-        made = verify.Case(paper, partition, row or first, Machine(device, folder), backbones)
+        made = verify.Case(paper, partition, row or first, Machine(device, root=folder), backbones)
         if own.data not in read:
             with unchecked():
                 read[own.data] = made.data
@@ -145,7 +147,7 @@ FAULTS = [
 def test_a_planted_fault_stops_at_its_rung(case, title, cause, fault, capsys):
     made = case(**{name: value for name, value in fault.items() if name != "after"})
     fault.get("after", id)(made)
-    with pytest.raises(TaskError, match=f"^rung [0-9]+ of 10, {title}: .*{re.escape(cause)}"):
+    with pytest.raises(CompareError, match=f"^rung [0-9]+ of 10, {title}: .*{re.escape(cause)}"):
         verify.climb(made)
     assert f" {title}: expected " in capsys.readouterr().out.splitlines()[-1]
 

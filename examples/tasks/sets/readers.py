@@ -22,7 +22,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.v2 import functional as vision
 from tqdm import tqdm
 
-from tasks.core import Images, held_out
+from fedprompt.compare.trials import Images, held_out
 
 MANY = 1000
 """Number of images from which on worker processes decode."""

@@ -10,8 +10,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as vision
 
 import fedprompt as fp
+from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
 from fedprompt.methods.models import tuned_trunk
-from tasks.pipeline import Preparation, flipped, prepared_trunk
 
 MODES = {"bicubic": vision.InterpolationMode.BICUBIC, "bilinear": vision.InterpolationMode.BILINEAR}
 PREPARE = {"mean": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}

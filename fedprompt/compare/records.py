@@ -1,4 +1,4 @@
-"""Finished runs, each one line of a JSON-lines file, so that a killed study continues."""
+"""Finished runs, each one line of a JSON-lines file, so that a killed program continues."""
 
 import json
 import os
@@ -14,26 +14,52 @@ from typing import Any
 
 import torch
 
-Record = dict[str, Any]
+from fedprompt._files import locked
+from fedprompt.compare.problems import Record
+from fedprompt.compare.trials import CompareError
+
 NAMED = ("task", "partition", "row", "seed", "trial", "values")
 ROOT = Path(__file__).parents[2]
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file, if there is one, without a last line that was cut."""
+    """Return the records of a file, if there is one, without a last line that was cut.
+
+    Raises:
+        CompareError: If another line is no record.
+    """
     if not path.exists():
         return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    *lines, last = path.read_text(encoding="utf-8").split("\n")
+    found = [_record(line) for line in lines]
+    for number, record in enumerate(found, 1):
+        if record is None:
+            rule = f"be a record with {', '.join(NAMED)}"
+            raise CompareError(f"Line {number} of {path} must {rule}. Repair or delete it.")
+    return [record for record in (*found, _record(last)) if record is not None]
+
+
+def _record(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and record.keys() >= {*NAMED} else None
 
 
 def append(path: Path, record: Record) -> None:
-    """Write a record as one line, which is on the disk before this returns."""
+    """Write a record as one line, which is on the disk before this returns.
+
+    Several programs may write to one file. A last line that a killed program cut is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and (text := path.read_text()) and not text.endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1])  # a killed study cut the last line
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    with locked(path), path.open("ab+") as file:
+        file.seek(0)
+        *_, last = file.read().split(b"\n")
+        if last and _record(last.decode(errors="replace")) is None:
+            file.truncate(file.tell() - len(last))
+            last = b""
+        file.write((b"\n" if last else b"") + json.dumps(record).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -52,7 +78,7 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    named |= {"version": version("fedprompt"), "torch": torch.__version__}
+    named |= {"version": version("fedprompt"), "torch": str(torch.__version__)}
     text = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     model = re.findall(r"(?:vendor_id|family|model)\s*: (.*)", text)[:3]
     processor = " ".join([torch.backends.cpu.get_cpu_capability(), *model])
@@ -67,10 +93,11 @@ def _git(*command: str) -> str:
     return done.stdout.strip()
 
 
-def rounded(figures: dict[str, Any]) -> Record:
-    """Round figures, which are numbers or lists of them, to six digits."""
-    return json.loads(json.dumps(figures), parse_float=_rounded, parse_int=_rounded)
+def rounded(figures: Record) -> Record:
+    """Round figures, which are numbers or lists or dicts of them, to six digits."""
+    found: Record = json.loads(json.dumps(figures), parse_float=_rounded, parse_int=_rounded)
+    return found
 
 
-def _rounded(number: str) -> float:
+def _rounded(number: str) -> Any:
     return float(f"{float(number):.6g}")

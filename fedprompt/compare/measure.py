@@ -1,8 +1,7 @@
 """Accuracy, bytes and gradient passes of a method on a trial."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from multiprocessing import parent_process
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,29 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import trange
 
 import fedprompt as fp
-from fedprompt.methods import HeldOut, counted_passes, evaluate
-from tasks import ranks
-from tasks.core import Trial
+from fedprompt.compare import ranks
+from fedprompt.compare.problems import Causes, Record
+from fedprompt.compare.trials import Trial
+from fedprompt.interfaces import Method, Round
+from fedprompt.methods import Figures, HeldOut, counted_passes, evaluate
 
 OWN_STEPS = 10  # of a newcomer, after every method
 
 
 def run(
-    method: fp.Method,
+    method: Method,
     trial: Trial,
     *,
     shared: bool,
     last_rounds: int = 1,
     rise: bool = False,
-    causes: Callable[..., Mapping[str, float]] | None = None,
-) -> dict[str, Any]:
+    causes: Causes | None = None,
+    progress: Callable[[float], object] = lambda share: None,
+    finished: Callable[[Trial, Method, Round], object] = lambda trial, method, now: None,
+) -> Record:
     """Run all rounds of a method, and measure the last predictions.
-
-    The first rank shows a bar of the rounds, unless it is one of several worker processes.
 
     Args:
         method: Method.
@@ -41,6 +41,8 @@ def run(
         rise: Whether to measure the negative effect, the largest rise of a client's training loss
             over its lowest value before, in nats. Not measured on ranks.
         causes: Function (trial, method, last round) -> further figures.
+        progress: Function that is called with each further share of the run.
+        finished: Function that each rank calls after the last round.
     """
     setting, ledger, measured = trial.setting, fp.Ledger(), []
     losses: list[Tensor] = []
@@ -49,9 +51,10 @@ def run(
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
     common["clients"] = trial.tested
-    rounds = fp.run_rounds(counted, trial.federation.data, setting.cohorts(), group=group)
-    hidden = ranks.rank() > 0 or parent_process() is not None
-    for number in trange(1, setting.rounds + 1, unit="round", leave=False, disable=hidden):
+    rounds = fp.run_rounds(
+        counted, trial.federation.data, setting.cohorts(), group=group, share=True
+    )
+    for number in range(1, setting.rounds + 1):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
         passes["all"] += counts.total()
@@ -61,15 +64,41 @@ def run(
             with counted_passes() as counts:
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
+        progress(1 / setting.rounds)
     figures = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
-    new = {"clients": (), "newcomers": trial.newcomers, "steps": OWN_STEPS}
-    figures |= measure(method, trial, now, group=group, **new)
+    new = [c for c in trial.newcomers if trial.own is None or len(trial.own[c])]
+    found = measure(method, trial, now, group=group, clients=(), newcomers=new, steps=OWN_STEPS)
+    figures |= found | further(method, trial, now, shared, group, figures["full"])
+    if trial.names:
+        figures["clients"] = by_name(trial.names, measured[-1].clients | found.clients)
+    finished(trial, method, now)
     figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
     figures["trained"] = measured[-1]["trained"]
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
-    found = causes(trial, method, now) if causes and ranks.rank() == 0 else {}
-    return figures | dict(found)
+    return figures | dict(causes(trial, method, now) if causes and ranks.rank() == 0 else {})
+
+
+def further(
+    method: Method, trial: Trial, now: Round, shared: bool, group: Any, base: float
+) -> dict[str, float]:
+    """Measure all clients on further tests; "new" with the harmonic mean of base and new ones."""
+    options = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
+    found = {}
+    for name, (inputs, labels, class_names) in trial.further.items():
+        tests = HeldOut(inputs, labels)
+        figures = evaluate(method, trial.federation, now, tests, class_names=class_names, **options)
+        found[name] = figures["full"]
+    return found | ({"h": fp.metrics.harmonic_mean(base, found["new"])} if "new" in found else {})
+
+
+def by_name(names: Sequence[str], clients: Mapping[int, Mapping[str, float]]) -> dict[str, Record]:
+    """Return the accuracies of each client under its name."""
+    kept = ("full", "own", "received", "after")
+    return {
+        names[client]: {name: figures[name] for name in kept if name in figures}
+        for client, figures in clients.items()
+    }
 
 
 def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, float]:
@@ -81,7 +110,7 @@ def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, floa
 
 
 @torch.no_grad()
-def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
+def training_losses(method: Method, trial: Trial, now: Round) -> Tensor:
     """Compute the cross-entropy of each client on all its training images, (clients,)."""
     found = []
     for client in trial.setting.clients:
@@ -93,7 +122,7 @@ def training_losses(method: fp.Method, trial: Trial, now: fp.Round) -> Tensor:
     return torch.stack(found)
 
 
-def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
+def with_passes(method: Method, passes: Counter[str]) -> Method:
     """Count the backward passes of the clients of a method."""
 
     def client(data: Any, answer: Any, state: Any) -> Any:
@@ -105,13 +134,13 @@ def with_passes(method: fp.Method, passes: Counter[str]) -> fp.Method:
     return method._replace(client=client)
 
 
-def measure(method: fp.Method, trial: Trial, now: fp.Round, **options: Any) -> dict[str, float]:
+def measure(method: Method, trial: Trial, now: Round, **options: Any) -> Figures:
     """Measure the accuracy of clients after a round; each rank measures its own."""
     classes = trial.test_cells % trial.setting.num_classes
     if trial.own is None:
         tests = {"mixes": dict(enumerate(trial.mixes)), "cells": trial.test_cells}
     else:
-        tests = {"own": {client: trial.own[client] for client in trial.tested}}
+        tests = {"own": {client: part for client, part in enumerate(trial.own) if len(part)}}
     held_out = HeldOut(trial.test, classes, **tests)
     return evaluate(method, trial.federation, now, held_out, **options)
 

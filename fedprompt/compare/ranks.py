@@ -26,6 +26,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def world() -> int:
+    """Return the number of ranks."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
 def device(name: str) -> str:
     """Return the device of this rank: with "cuda", each has a GPU of its own."""
     if name != "cuda" or not started():

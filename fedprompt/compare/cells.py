@@ -1,0 +1,222 @@
+"""Cells of a table, each with a line in a JSON-lines file, and the processes that run them."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedprompt.compare import measure, prompts, ranks, records
+from fedprompt.compare.problems import Problem, Record
+from fedprompt.compare.rows import Row, read_methods
+from fedprompt.compare.trials import CompareError, Machine
+
+DIVERGED = {"own": 0.0, "diverged": 1.0}
+"""Figures of a run that sends NaN or infinity, as with too high a learning rate."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a row.
+
+    Attributes:
+        problem: Problem.
+        partition: Name of the partition.
+        row: Row, with all its hyperparameters.
+        seed: Seed of the run.
+        trial: Number of the tuning trial, or None if the run is reported.
+        machine: Where it runs.
+        files: Files of methods that are not in the gallery.
+        save: Folder of the trained prompts, or None.
+    """
+
+    problem: Problem
+    partition: str
+    row: Row
+    seed: int
+    trial: int | None
+    machine: Machine
+    files: Sequence[Path] = ()
+    save: Path | None = None
+
+    def key(self) -> str:
+        """Return what tells this cell from the others of a file."""
+        return key(self.named(), self.problem)
+
+    @property
+    def stem(self) -> str:
+        """First part of the names of files."""
+        where = [self.partition] if self.partition else []
+        return "-".join([*where, re.sub(r"\W+", "-", self.row.title).strip("-").lower()])
+
+    def named(self) -> Record:
+        """Return the fields that a cell and its record have in common."""
+        where = self.problem.name, self.partition, self.row.title, self.seed, self.trial
+        named = dict(zip(records.NAMED, (*where, dict(self.row.values)), strict=True))
+        named |= self.problem.inputs(self.partition, self.machine)
+        usual = Machine()
+        for name in ("shrink", "device"):
+            if (value := getattr(self.machine, name)) != getattr(usual, name):
+                named[name] = value
+        return named
+
+
+def key(record: Mapping[str, Any], problem: Problem) -> str:
+    """Return the fields that identify a cell. A record without a device was made on the CPU."""
+    fields = [record[name] for name in records.NAMED[:-1]] + [_changed(record, problem)]
+    fields += [record.get("shrink", 1), record.get("inputs"), record.get("device", "cpu")]
+    return json.dumps(fields, sort_keys=True)
+
+
+def chosen(record: Mapping[str, Any], problem: Problem) -> str:
+    """Return the row, its values and its inputs."""
+    values = _changed(record, problem)
+    return json.dumps([record["row"], values, record.get("inputs")], sort_keys=True)
+
+
+def _changed(record: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
+    """Return the values that are not defaults, so a later hyperparameter changes no old cell."""
+    defaults = _defaults(problem, record["partition"], record["row"])
+    values = record["values"].items()
+    return {name: value for name, value in values if json.dumps(value) != defaults.get(name)}
+
+
+@cache
+def _defaults(problem: Problem, partition: str, title: str) -> dict[str, str]:
+    """Return the defaults of the method of a row; of a row in a file, none."""
+    rows = problem.rows(partition) if partition in problem.partitions else ()
+    entries = [row.entry for row in rows if row.title == title and row.method is not None]
+    return {name: json.dumps(value) for entry in entries for name, value in entry.defaults.items()}
+
+
+def unstable(path: Path, problem: Problem) -> set[str]:
+    """Return rows with values that diverged in a reported run, which no tuning may choose."""
+    reported = [record for record in records.read(path) if record["trial"] is None]
+    return {chosen(record, problem) for record in reported if "diverged" in record}
+
+
+def load(path: Path, problem: Problem) -> dict[str, Record]:
+    """Read the last record of each cell in a file, without reported runs of unstable values."""
+    left_out = unstable(path, problem)
+    return {
+        key(record, problem): record
+        for record in records.read(path)
+        if record["trial"] is not None or chosen(record, problem) not in left_out
+    }
+
+
+def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) -> Record:
+    """Run a cell in this process.
+
+    Tiny networks gain nothing from a second thread, so a process has one.
+    """
+    torch.set_num_threads(1)
+    for path in cell.files:
+        read_methods(path)
+    problem, row = cell.problem, cell.row
+    trial = problem.make(
+        cell.partition, row, seed=cell.seed, machine=cell.machine, validate=cell.trial is not None
+    ).on(ranks.device(cell.machine.device))
+    with torch.device(trial.setting.device):
+        method = problem.method(row, trial)
+    finished = partial(prompts.save, cell.save, cell.stem, not row.personalized)
+    return measure.run(
+        method,
+        trial,
+        shared=not row.personalized,
+        last_rounds=problem.last_rounds(cell.partition, row),
+        rise="rise" in problem.columns,
+        causes=problem.causes(cell.partition, row),
+        progress=progress,
+        finished=(lambda *run: None) if cell.save is None else finished,
+    )
+
+
+class RunsError(RuntimeError):
+    """Some runs failed.
+
+    Attributes:
+        failed: Cells, and the errors of their runs.
+    """
+
+    def __init__(self, failed: Sequence[tuple[Cell, Exception]]) -> None:
+        super().__init__(f"{len(failed)} runs failed, the first is {failed[0][0].named()}")
+        self.failed = failed
+
+
+def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "") -> list[Record]:
+    """Run cells that have no record yet, and return the records of all, in the order of cells.
+
+    Args:
+        cells: Cells of one problem.
+        path: JSON-lines file.
+        workers: Number of processes; with 1, cells run in this process.
+        title: Words before the bar of cells, which the first rank shows on a terminal.
+
+    Raises:
+        CompareError: If a file is missing.
+        RunsError: If a cell fails. The records of the others are written before.
+    """
+    found = load(path, cells[0].problem) if cells else {}
+    missing = [cell for cell in cells if cell.key() not in found]
+    failed = []
+    with _bar(title, len(cells), len(cells) - len(missing)) as progress:
+        for cell, result in _results(missing, workers, progress):
+            if isinstance(result, CompareError | OSError):
+                raise result  # a file is missing, for the other cells, too
+            diverged = isinstance(result, ValueError) and "must be finite" in str(result)
+            if isinstance(result, Exception):
+                if not (diverged and cell.trial is not None):
+                    failed.append((cell, result))
+                if not diverged:
+                    continue
+                result = DIVERGED
+            record = cell.named() | records.origin() | records.rounded(result)
+            if ranks.rank() == 0:
+                records.append(path, record)
+            found[cell.key()] = record
+    if failed:
+        raise RunsError(failed) from failed[0][1]
+    return [found[cell.key()] for cell in cells]
+
+
+@contextmanager
+def _bar(title: str, total: int, initial: int) -> Iterator[Callable[[float], object]]:
+    """Show a bar of the cells on a terminal, if tqdm is installed. A log has no bar."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        yield lambda share: None
+        return
+    form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]"
+    hidden = True if ranks.rank() > 0 else None  # with None, it is hidden in a log
+    size = {"total": total, "initial": initial, "bar_format": form, "disable": hidden}
+    with tqdm(desc=title, **size) as bar:
+        yield bar.update
+
+
+def _results(
+    cells: Sequence[Cell], workers: int, progress: Callable[[float], object]
+) -> Iterable[tuple[Cell, Record | Exception]]:
+    if workers == 1:
+        yield from ((cell, _outcome(run, cell, progress)) for cell in cells)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        futures = {pool.submit(run, cell): cell for cell in cells}
+        for future in as_completed(futures):
+            progress(1)
+            yield futures[future], _outcome(future.result)
+
+
+def _outcome(result: Callable[..., Record], *arguments: Any) -> Record | Exception:
+    try:
+        return result(*arguments)
+    except Exception as error:  # the other cells run before it is raised
+        return error

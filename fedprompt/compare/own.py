@@ -1,0 +1,255 @@
+"""A problem from your own inputs, labels, clients and tests."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+import fedprompt._refusals as check
+from fedprompt.compare import alone
+from fedprompt.compare.problems import NEWCOMERS, Problem
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import Further, Machine, Trial, held_out
+from fedprompt.methods import METHODS, ClipSetting, Federation, HeldOut, Setting
+from fedprompt.methods.setting import Inputs
+
+COLUMNS = {"full": "all tests", "own": "own tests", "worst": "worst client"}
+SHARE = 0.25
+"""Share of a client's training inputs of each class on which tuning trials are tested."""
+NUM_PUBLIC = 100
+"""Largest number of training inputs that methods with public data have without labels."""
+COHORT = 10
+"""Largest number of clients in a round, if the setting has none."""
+
+
+class Division(NamedTuple):
+    """Inputs of the clients for one seed.
+
+    Attributes:
+        train: Positions of the training inputs of each client.
+        own: Positions of the test inputs of each client, or None: then the mean on all tests counts
+            by the client's mix of classes.
+        names: Names of the clients.
+    """
+
+    train: Sequence[Any]
+    own: Sequence[Any] | None
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Inputs at some positions, read when they are needed, in floating point.
+
+    Args:
+        inputs: All inputs.
+        positions: Positions of the chosen ones.
+    """
+
+    inputs: Inputs
+    positions: Int[Tensor, "chosen"]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Return a batch."""
+        return self.inputs[self.positions[index]].float()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Data:
+    """Labeled inputs, and their division over clients.
+
+    Attributes:
+        setting: Setting without clients and seed. Its budget is that of all rows.
+        inputs: Function (kind, device) -> inputs; the kind is that of a method of the gallery.
+        labels: Class of each input.
+        tests: The same function for the test inputs.
+        test_labels: Class of each test input.
+        divide: Function from a generator, of another seed for each run, to the division.
+        newcomers: Number of clients, the last ones, that never train.
+        further: Further test inputs by the name of their figure.
+    """
+
+    setting: Setting
+    inputs: Callable[[str, str], Inputs]
+    labels: Int[Tensor, "inputs"]
+    tests: Callable[[str, str], Inputs]
+    test_labels: Int[Tensor, "tests"]
+    divide: Callable[[np.random.Generator], Division]
+    newcomers: int = 0
+    further: Mapping[str, Callable[[str, str], Further]] = field(default_factory=dict)
+
+    def trial(self, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+        """Divide the inputs over clients. Tuning trials see no test input, and half of the rounds.
+
+        Args:
+            row: Row with a method.
+            seed: Seed of the division, initial values, cohorts and batches.
+            machine: Where it runs.
+            validate: Whether it is a tuning trial.
+        """
+        where = row.entry.inputs, machine.device
+        inputs, labels, rng = self.inputs(*where), self.labels, np.random.default_rng(seed)
+        division = self.divide(rng)
+        shards = [torch.as_tensor(np.asarray(shard)).long() for shard in division.train]
+        own = division.own and [torch.as_tensor(np.asarray(part)).long() for part in division.own]
+        if validate:
+            drawn = [held_out(labels[shard], SHARE, rng) for shard in shards]
+            sides = zip(shards, drawn, strict=True)
+            shards, own = map(
+                list, zip(*((part[~of], part[of]) for part, of in sides), strict=True)
+            )
+        tested = inputs, labels
+        if not validate:
+            tested = self.tests(*where), self.test_labels
+        used = torch.arange(len(tested[1])) if own is None else torch.cat(own).unique()
+        if own is not None:
+            own = [torch.searchsorted(used, part) for part in own]
+        setting = self.completed(shards, inputs, seed, validate)
+        mixes = [labels[shard].bincount(minlength=setting.num_classes) for shard in shards]
+        every = Chosen(inputs, torch.arange(len(labels)))
+        trial = Trial(
+            setting,
+            Federation(setting, every, labels, dict(enumerate(shards))),
+            Chosen(tested[0], used),
+            tested[1][used],
+            torch.stack(mixes),
+            range(len(shards) - self.newcomers, len(shards)),
+            own=own,
+            names=division.names,
+            further={} if validate else {n: make(*where) for n, make in self.further.items()},
+        )
+        return trial.shrunk(machine.shrink)
+
+    def completed(
+        self, shards: Sequence[Tensor], inputs: Inputs, seed: int, validate: bool
+    ) -> Setting:
+        """Return the setting of these clients, with a budget where it has none."""
+        count, given = len(shards) - self.newcomers, self.setting
+        mean = sum(map(len, shards[:count])) / count
+        public = given.public
+        if not len(public):
+            every = torch.cat(list(shards[:count])).sort().values
+            spread = torch.linspace(0, len(every) - 1, min(len(every), NUM_PUBLIC)).long()
+            public = inputs[every[spread]].float()
+        return replace(
+            given,
+            clients=range(count),
+            rounds=math.ceil(given.rounds / 2) if validate else given.rounds,
+            steps=given.steps or math.ceil(mean / given.batch_size),
+            cohort_size=given.cohort_size or min(count, COHORT),
+            seed=seed,
+            public=public,
+        )
+
+
+def problem(
+    inputs: Inputs,
+    labels: Int[Tensor, "inputs"],
+    clients: Mapping[int, Any] | Callable[[np.random.Generator], Mapping[int, Any]],
+    tests: HeldOut,
+    *,
+    setting: Setting,
+    newcomers: int = 0,
+    title: str = "Your data",
+) -> Problem:
+    """Make a problem from inputs and labels that you have read.
+
+    Args:
+        inputs: Training inputs of all clients, for example images that the trunk takes, or the
+            tokens of a CLIP: a tensor, or another object whose ``inputs[positions]`` is a batch.
+        labels: Their classes.
+        clients: Positions of the inputs of each client, by client id from 0 on, or a function from
+            a generator to these, which is called with another seed in each run.
+        tests: Test inputs. Without `own`, clients are tested on all of them, weighted by their
+            mixes of classes.
+        setting: Models, classes and budget. Clients and seed are set for each run.
+        newcomers: Number of clients, the last ones, that never train.
+        title: Title of the tables.
+
+    Example:
+        >>> from fedprompt import compare, data, samples, vit_trunk
+        >>> from fedprompt.methods import HeldOut, VitSetting
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> setting = VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=2)
+        >>> problem = compare.problem(
+        ...     images, labels, dict(enumerate(torch.arange(60).split(20))),
+        ...     HeldOut(test_images[:60], test_labels[:60]), setting=setting,
+        ... )
+        >>> problem.family("")
+        'one model'
+    """
+    check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
+    check.instance("tests", tests, HeldOut, "be a HeldOut")
+
+    def divide(generator: np.random.Generator) -> Division:
+        parts = clients(generator) if callable(clients) else clients
+        own = None if tests.own is None else [tests.own.get(c, ()) for c in range(len(parts))]
+        return Division([parts[c] for c in range(len(parts))], own, [*map(str, range(len(parts)))])
+
+    data = Data(
+        setting=setting,
+        inputs=lambda kind, device: inputs,
+        labels=labels,
+        tests=lambda kind, device: tests.inputs,
+        test_labels=tests.labels,
+        divide=divide,
+        newcomers=newcomers,
+    )
+    stamped = [_stamp(inputs), _stamp(labels), _stamp(tests.inputs), repr(setting)]
+    columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
+    return of_data({"": title}, lambda partition: data, columns, stamped, title=title)
+
+
+def _stamp(values: object) -> str:
+    """Return a hash of a tensor, or of the text of another object."""
+    found = values.numpy(force=True).tobytes() if isinstance(values, Tensor) else repr(values)
+    return hashlib.sha256(found if isinstance(found, bytes) else found.encode()).hexdigest()[:12]
+
+
+def of_data(
+    partitions: Mapping[str, str],
+    data: Callable[[str], Data],
+    columns: Mapping[str, str],
+    identity: Sequence[Any],
+    *,
+    title: str,
+    compared: Sequence[str] = ("own", "full"),
+    again: Callable[[], Problem] | None = None,
+) -> Problem:
+    """Make a problem from the data of its partitions, and what tells them from others."""
+    first = data(next(iter(partitions)))
+    family = "CLIP" if isinstance(first.setting, ClipSetting) else "one model"
+    if first.setting.num_backbones > 1:
+        family = "mixed models"
+    stamp = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:12]
+
+    def make(partition: str, row: Row, **where: Any) -> Trial:
+        return data(partition).trial(row, **where)
+
+    def rows(partition: str) -> list[Row]:
+        return [Row.of(name) for name, entry in METHODS.items() if family in entry.families]
+
+    return Problem(
+        name="own",
+        title=title,
+        partitions=partitions,
+        family=lambda partition: family,
+        rows=rows,
+        make=make,
+        trials=lambda partition, row: [dict(row.values)],
+        columns=columns | (NEWCOMERS if first.newcomers else {}),
+        references={"training alone": alone.TITLES},
+        compared=compared,
+        inputs=lambda partition, machine: {"inputs": [stamp]},
+        again=again,
+    )

@@ -1,0 +1,333 @@
+"""A comparison: it runs methods on a problem, and its results are tables, files and a picture."""
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedprompt as fp
+import fedprompt._refusals as check
+from fedprompt.compare import alone, cells, ranks, records, rows, tables, tuning
+from fedprompt.compare.advice import advice
+from fedprompt.compare.cells import Cell, RunsError
+from fedprompt.compare.own import Chosen
+from fedprompt.compare.problems import Problem, Record
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import CompareError, Machine
+from fedprompt.interfaces import Method
+from fedprompt.methods import HeldOut, evaluate
+
+EXTRA = "needs matplotlib: pip install 'fedprompt[compare]'"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Figures of methods on a problem. ``print(results)`` shows the tables.
+
+    Attributes:
+        problem: Problem.
+        found: Records of all runs, one for each row, seed and partition.
+        failed: Error of each row of which a run failed, by its title.
+    """
+
+    problem: Problem
+    found: Sequence[Record]
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Lay out the tables of all partitions."""
+        return "\n\n".join([*self.reports().values(), *self.failures()])
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """Accuracies of each client, each method, each seed and each partition."""
+        named = {"row": "method", "seed": "seed", "partition": "partition"}
+        return [
+            {word: record[name] for name, word in named.items()} | {"client": client} | figures
+            for record in self.found
+            for client, figures in record.get("clients", {}).items()
+        ]
+
+    def views(self) -> dict[str, tuple[Sequence[Record], Problem]]:
+        """Return the records and the problem of each table: partitions, and their mean."""
+        problem = self.problem
+        views = {name: (self.found, problem) for name in problem.partitions if self.of(name)}
+        if len(views) < 2:
+            return views
+        together = dict.fromkeys((record["row"], record["seed"]) for record in self.found)
+        column, listed = problem.compared[0], []
+        for row, seed in together:
+            runs = [r for r in self.found if (r["row"], r["seed"]) == (row, seed)]
+            if len(runs) == len(views):
+                figures = {name: float(np.mean([run[name] for run in runs])) for name in MEANS}
+                targets = {run["partition"]: run[column] for run in runs}
+                mean = float(np.mean([*targets.values()]))
+                listed.append(runs[0] | figures | targets | {column: mean, "partition": ALL})
+        words = {column: f"{problem.columns[column]}, mean", **{name: name for name in views}}
+        mean = {"columns": words, "compared": [column], "partitions": {ALL: "each in turn"}}
+        return {ALL: (listed, replace(problem, **mean)), **views}
+
+    def of(self, partition: str) -> list[Record]:
+        """Return the records of a partition."""
+        return [record for record in self.found if record["partition"] == partition]
+
+    def reports(self) -> dict[str, str]:
+        """Return the text of each table, with one sentence of advice if seeds carry it."""
+        texts = {}
+        for name, (found, problem) in self.views().items():
+            text = tables.report(found, problem, name)
+            told = advice(found, name, alone.TITLES[0]) if "own" in problem.columns else ""
+            texts[name] = f"{text}\n\n{told}" if told.startswith("**") else text
+        return texts
+
+    def failures(self) -> list[str]:
+        """Return a line for each row of which a run failed."""
+        return [f"{title} failed: {text}" for title, text in self.failed.items()]
+
+    def save(self, folder: Path, *, command: str = "") -> str:
+        """Write tables (Markdown, CSV), accuracies of clients (CSV) and a picture.
+
+        Args:
+            folder: Folder of the files.
+            command: Command that made the results, which the first table has below it.
+
+        Returns:
+            A line that says where the files are, and why there is no picture.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
+        below = "\n\n".join([*self.failures(), *([f"    {command}"] if command else []), told])
+        for name, (found, problem) in self.views().items():
+            stem = folder / f"table-{name}".rstrip("-")
+            tables.save(found, stem, problem, name)
+            stem.with_name(f"{stem.name}.md").write_text(
+                f"{self.reports()[name]}\n\n{below}\n", encoding="utf-8"
+            )
+        if listed := self.clients:
+            header = list(dict.fromkeys(name for row in listed for name in row))
+            with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, header, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(listed)
+        try:
+            self.plot(folder / "bars.png")
+        except ModuleNotFoundError as error:
+            return f"Tables: {folder}. {error}"
+        return f"Tables and picture: {folder}"
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the mean of each row with its 95 % interval, and its clients as dots.
+
+        Args:
+            path: File of the picture, such as ``bars.png``.
+
+        Raises:
+            ModuleNotFoundError: If matplotlib is not installed.
+        """
+        try:
+            from fedprompt.compare.pictures import bars
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"The picture {EXTRA}") from error
+        bars({name: view for name, view in self.views().items()}, Path(path))
+
+
+ALL = "all"
+"""Partition of the mean over partitions."""
+MEANS = ("backward", "trained", "bytes_up", "bytes_down")
+
+
+def run(
+    problem: Problem,
+    methods: Sequence[str | Callable[..., Method]],
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    tune: int = 1,
+    device: str = "cpu",
+    workers: int = 1,
+    shrink: float = 1.0,
+) -> Results:
+    """Run methods on a problem under one budget, next to training alone.
+
+    Each method is tried for one step before anything runs. All rows have the same rounds, batches
+    and number of tuning trials. Clients that train alone are the reference of each table, with as
+    many backward passes as the method.
+
+    Args:
+        problem: Problem.
+        methods: Names of the gallery, FILE:NAME of functions of your own, or these functions.
+        seeds: Number of seeds, from 0 on. Each divides the inputs anew. With five or more, the
+            differences that hold after Holm's correction have a star.
+        out: Folder of the records and the trained prompts. A run that was killed continues there,
+            and several programs may write to it. If None, nothing is written.
+        tune: Number of trials of each method, on a part of the training inputs: its default values,
+            and others from its own ranges.
+        device: Device of models and batches.
+        workers: Number of processes.
+        shrink: Share of rounds, steps and inputs, in (0, 1], to see that it runs.
+
+    Raises:
+        ValueError: If a method does not fit the problem, or the device cannot be used.
+
+    Example:
+        >>> from fedprompt import compare, samples, vit_trunk
+        >>> from fedprompt.methods import HeldOut, VitSetting
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> setting = VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
+        >>> clients = dict(enumerate(torch.arange(60).split(20)))
+        >>> tests = HeldOut(test_images[:60], test_labels[:60])
+        >>> problem = compare.problem(images, labels, clients, tests, setting=setting)
+        >>> results = compare.run(problem, ["head_tuning"], seeds=1)
+        >>> sorted({record["row"] for record in results.found})
+        ['Head tuning', 'Training alone']
+    """
+    check.count("seeds", seeds)
+    check.count("tune", tune)
+    check.count("workers", workers)
+    machine = Machine(check_device(device), shrink)
+    with _folder(out) as folder:
+        family = problem.family(next(iter(problem.partitions)))
+        listed = [
+            row
+            for row in rows.chosen(methods, family)
+            if row.method != alone.usual(family)  # it is the reference
+        ]
+        runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
+        runner.check([*listed, alone.row(family)])
+        for partition in problem.partitions:
+            runner.partition(partition, listed, range(seeds), tune)
+    return Results(problem, runner.found, runner.failed)
+
+
+@contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    """Make and try the folder of the files, or a temporary one."""
+    if out is None:
+        with TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=out):
+            pass
+    except OSError as error:
+        raise CompareError(f"`out` must be a folder for files; {error}.") from error
+    yield Path(out)
+
+
+def check_device(device: str) -> str:
+    """Require a device on which PyTorch can compute."""
+    try:
+        torch.ones(2, device=ranks.device(device)).sum().item()
+    except (RuntimeError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
+        first = str(error).partition("\n")[0]
+        raise CompareError(
+            f"`device` must be one of this machine; got {device}: {first}"
+        ) from error
+    return device
+
+
+@dataclass
+class _Runner:
+    """Runs of one call, with the records and the failures so far."""
+
+    problem: Problem
+    machine: Machine
+    files: Sequence[Path]
+    folder: Path
+    workers: int
+    save: bool
+    found: list[Record] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def check(self, listed: Sequence[Row]) -> None:
+        """Require that each method can train for a step and predict, and name those that cannot."""
+        wrong = []
+        for row in listed:
+            try:
+                rehearse(self.problem, row, self.machine)
+            except (CompareError, OSError):
+                raise
+            except Exception as error:  # of any method, such as one of a user
+                wrong.append(f"{row.method}: {str(error).partition(chr(10))[0]}")
+        if wrong:
+            raise CompareError("These methods do not fit. " + "; ".join(wrong))
+
+    def partition(self, partition: str, listed: Sequence[Row], seeds: range, tune: int) -> None:
+        """Tune and run rows, and then training alone with as many passes as each row takes."""
+        family = self.problem.family(partition)
+        every = [*listed, alone.row(family)]
+        if tune > 1:
+            drawn = replace(self.problem, trials=lambda at, row: tuning.drawn(row, tune))
+            options = {"machine": self.machine, "files": self.files, "neighbors": False}
+            every = tuning.tuned(drawn, partition, every, self.tried, self.path, **options)
+        self.rows(partition, every, seeds)
+        times = {
+            math.ceil((passes - 0.5) / self.passes(partition, every[-1].title))
+            for row in every[:-1]
+            if (passes := self.passes(partition, row.title))
+        }
+        values = {name: value for name, value in every[-1].values.items() if name != "times"}
+        longer = [alone.row(family, each, **values) for each in sorted(times) if each > 1]
+        self.rows(partition, longer, seeds)
+
+    def passes(self, partition: str, title: str) -> float:
+        """Return the mean number of backward passes of a row; 0 if it did not run."""
+        counts = [
+            record["backward"]
+            for record in self.found
+            if (record["partition"], record["row"]) == (partition, title)
+        ]
+        return float(np.mean(counts)) if counts else 0.0
+
+    @property
+    def path(self) -> Path:
+        """File of the records."""
+        return self.folder / "records.jsonl"
+
+    def rows(self, partition: str, listed: Sequence[Row], seeds: range) -> None:
+        """Run rows with all seeds, and keep their records."""
+        save = self.folder / "prompts" if self.save else None
+        wanted = [
+            Cell(self.problem, partition, row, seed, None, self.machine, self.files, save)
+            for seed in seeds
+            for row in listed
+        ]
+        try:
+            self.found += self.tried(wanted, partition)
+        except RunsError as error:
+            for cell, reason in error.failed:
+                self.failed[cell.row.title] = str(reason).partition("\n")[0]
+            done = cells.load(self.path, self.problem)
+            self.found += [done[cell.key()] for cell in wanted if cell.key() in done]
+
+    def tried(self, wanted: Sequence[Cell], title: str = "tuning") -> list[Record]:
+        """Run cells."""
+        return cells.run_all(wanted, self.path, workers=self.workers, title=title or "runs")
+
+
+def rehearse(problem: Problem, row: Row, machine: Machine) -> None:
+    """Let the first client of the first partition train for a step, and predict two inputs."""
+    partition = next(iter(problem.partitions))
+    trial = problem.make(partition, row, seed=0, machine=machine, validate=False)
+    trial = trial.on(ranks.device(machine.device))
+    small = {"rounds": 1, "steps": 1, "cohort_size": 1}
+    setting = replace(trial.setting, **small, batch_size=min(4, trial.setting.batch_size))
+    federation = replace(trial.federation, setting=setting)
+    client = trial.tested[0]
+    with torch.device(setting.device):
+        method = problem.method(row, trial._replace(setting=setting))
+        (now,) = fp.run_rounds(method, federation.data, [[client]])
+    tests = [(trial.test, trial.test_cells % setting.num_classes, None), *trial.further.values()]
+    for inputs, labels, class_names in tests:
+        two = torch.arange(min(2, len(labels)))
+        held_out = HeldOut(Chosen(inputs, two), labels[two])
+        options = {"clients": [client], "newcomers": (), "class_names": class_names}
+        evaluate(method, federation, now, held_out, **options)

@@ -1,0 +1,83 @@
+"""Tables from records: intervals, differences and stars."""
+
+import pytest
+
+from fedprompt.compare import tables
+from fedprompt.compare.trials import CompareError
+from tasks import TASKS, pages
+
+
+def test_values_of_a_row_name_their_partitions_where_they_differ():
+    """The table once had the values of the last partition for all of them."""
+
+    def record(row, partition, rate):
+        values = {"learning_rate": rate}
+        return {"row": row, "partition": partition, "trial": None, "values": values}
+
+    found = [record("A", "x", 0.1), record("A", "y", 0.3), record("A", "z", 0.1)]
+    text = tables.hyperparameters([*found, record("B", "x", 0.2), record("B", "y", 0.2)])
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2:]] == [
+        "A (x, z)",
+        "A (y)",
+        "B",
+    ]
+
+
+def test_a_row_is_compared_with_local_training_of_as_many_passes_and_starred_by_holm():
+    def seeds(own, backward):
+        return [{"seed": n, "own": each, "backward": backward} for n, each in enumerate(own)]
+
+    by_row = {
+        "method": seeds([0.5 + 0.01 * seed for seed in range(5)], 16.0),
+        "sure": seeds([0.7 + 0.001 * seed for seed in range(5)], 8.0),
+        "local": seeds([0.4] * 5, 8.0),
+        "local, 16": seeds([0.5] * 5, 16.0),
+    }
+    found = tables.differences_to(by_row, ["local", "local, 16"], "own")
+    # 2.776 * 1.581 / sqrt(5); p = 0.047 is the larger of two, so 0.05 holds, and 0.025 would not
+    assert found == ["+2.0 ± 2.0 *", "+30.2 ± 0.2 *", "", ""]
+    assert tables.differences_to(by_row, ["not run"], "own") == [""] * 4
+    assert tables.holm([0.04, 0.001, 0.03]) == [False, True, False]
+    assert tables.holm([0.02, 0.001, 0.04]) == [True, True, True]
+
+
+def test_a_row_that_equals_its_reference_has_no_star():
+    assert tables.holm([float("nan")]) == [False]
+    assert tables.holm([0.01, float("nan")]) == [True, False]
+
+
+def test_seeds_of_a_row_with_different_values_are_no_table():
+    def record(seed, rate, images="a"):
+        at = {"partition": "few", "row": "A", "trial": None, "seed": seed, "inputs": [images]}
+        return at | {"values": {"learning_rate": rate}}
+
+    assert len(tables.grouped([record(0, 0.1), record(1, 0.1)], "few")["A"]) == 2
+    for other in (record(1, 0.3), record(1, 0.1, "b")):
+        with pytest.raises(CompareError, match="'A' in 'few' differ in values or inputs"):
+            tables.grouped([record(0, 0.1), other], "few")
+
+
+def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch):
+    """Over two of three rows, worst clients and own mixes differ by 40 points, new clients by 2."""
+
+    def record(row, seed):
+        near, far = 0.5 + 0.01 * seed, 0.5 + (0.2 if row in "AB" else 0.01) * seed
+        at = {"task": "mnist", "partition": "deep-domains", "row": row, "trial": None, "seed": seed}
+        return at | {"own": far, "worst": far, "received": near}
+
+    monkeypatch.setitem(pages.PAIRS, "mnist", {"deep-domains": ["A - C"]})
+    found = [record(row, seed) for row in "ABC" for seed in (-1, 0, 1)]
+    assert [tables.vague(name, [[0.1, 0.5, 0.9]]) for name in ("worst", "noise", "rise")] == [
+        True,
+        False,
+        False,
+    ]
+    header, body = tables.rows(found, TASKS["mnist"], "deep-domains")
+    assert header == ["row", "own mix", "new clients"]
+    assert ["A", "50.0 ± 49.7", "50.0 ± 2.5"] in body
+    assert ", 2 or 3 seeds\n" in tables.titled(found[:-1], TASKS["mnist"], "deep-domains")
+    header, body = tables.rows(found[:-1], TASKS["mnist"], "deep-domains")
+    assert [line[header.index("seeds")] for line in body] == ["3", "3", "2"]
+    (below,) = pages.quoted(found, TASKS["mnist"], "deep-domains")
+    words = below.splitlines()[0].strip("|").split("|")
+    assert list(map(str.strip, words)) == ["difference", "own mix", "new clients"]

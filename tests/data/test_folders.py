@@ -1,0 +1,291 @@
+"""Folders and lists of images: layouts that are told apart, and what is refused or left out."""
+
+import json
+import os
+from pathlib import Path
+from unicodedata import normalize
+
+import numpy as np
+import pytest
+from torchvision.datasets import ImageFolder
+
+from fedprompt.data import read_folder
+from refusals import check_refused, refusals
+
+
+def make(root: Path, *names: str) -> Path:
+    """Write files; braces stand for several names, as in a shell."""
+    for name in names:
+        before, brace, rest = name.partition("{")
+        inside, _, after = rest.partition("}")
+        if brace:
+            make(root, *(before + each + after for each in inside.split(",")))
+            continue
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"an image")
+    return root
+
+
+LAYOUTS = {
+    # files, domains, counts of training, validation and test images
+    "class": ("{cat,dog}/{1,2,3}.png", ("",), (6, 0, 0)),
+    "split/class": ("{training,valid,TEST}/{cat,dog}/{1,2}.JPG", ("",), (4, 4, 4)),
+    "domain/class": ("{art,photo}/{cat,dog}/{1,2}.jpeg", ("art", "photo"), (8, 0, 0)),
+    "domain/split/class": ("{a,b}/{train,eval}/{cat,dog}/1.bmp", ("a", "b"), (4, 4, 0)),
+    "split/domain/class": ("{train,test}/{a,b,c}/{cat,dog}/1.webp", ("a", "b", "c"), (6, 0, 6)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_told_apart(layout, tmp_path):
+    files, domains, counts = LAYOUTS[layout]
+    folder = read_folder(make(tmp_path, files, "notes.txt", ".DS_Store"))
+    assert (folder.layout, folder.class_names, folder.domain_names) == (
+        *(layout, ("cat", "dog")),
+        domains,
+    )
+    assert tuple((folder.split == side).sum() for side in ("train", "val", "test")) == counts
+    axes, words = layout.split("/"), {"training": "train", "valid": "val", "eval": "val"}
+    for path, label, domain, split in zip(
+        folder.paths, folder.labels, folder.domains, folder.split, strict=True
+    ):
+        names = dict(zip(axes, path.relative_to(tmp_path).parts, strict=False))
+        side = names.get("split", "train").lower()
+        assert folder.class_names[label] == names["class"]
+        assert folder.domain_names[domain] == names.get("domain", "")
+        assert split == words.get(side, side)
+    same = read_folder(tmp_path, layout=layout.replace("domain", "client"))
+    assert same.paths == folder.paths
+
+
+def test_a_folder_of_classes_is_read_as_by_torchvision(tmp_path):
+    make(tmp_path, "b c/{10,9,a b}.png", "a/{z,Z}.PNG", "10/1.jpg", "9/s/1.tif", "9/1.ppm")
+    own, theirs = read_folder(tmp_path, layout="class"), ImageFolder(tmp_path)
+    assert list(own.class_names) == theirs.classes
+    assert [(str(p), k) for p, k in zip(own.paths, own.labels, strict=True)] == theirs.samples
+
+
+def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
+    make(tmp_path, "art/{cat,dog,owl}/{1,2}.png", "photo/{cat,dog}/1.png", "art/cat/._1.png")
+    (tmp_path / "photo" / "owl").mkdir()
+    assert str(read_folder(tmp_path)).splitlines() == [
+        f"{tmp_path}: layout domain/class, 8 images, 3 classes, 2 domains",
+        "  art: train 6",
+        "  photo: train 2",
+        "  classes: cat 3, dog 3, owl 2; from 2 to 3 images",
+        f"  left out: 1 (hidden), such as {tmp_path}/art/cat/._1.png",
+        f"  left out: 1 (a folder without images), such as {tmp_path}/photo/owl",
+    ]
+    make(tmp_path / "sides", "train/{a,b}/1.png", "test/{a,c}/1.png")
+    assert "classes without training images: c" in str(read_folder(tmp_path / "sides"))
+    many = make(tmp_path / "many", "{a,b,c,d,e,f,g,h,i,j,k,l}/{val,train}/{x,y}/1.png")
+    make(many, "l/val/x/2.png")
+    text = str(read_folder(many))
+    assert "  j: train 2, val 2\n  2 more domains: from 4 to 5 images" in text
+
+
+AMBIGUOUS = {
+    "{a,b}/1.png {a,b}/x/1.png": (
+        "layout='class' (2 classes: a, b; 2 images in subfolders)",
+        "layout='domain/class' (2 domains: a, b; 1 class: x; all images are in one class;"
+        " 2 images outside of it)",
+    ),
+    "a/{x,y}/1.png b/{z,w}/1.png": (
+        "layout='class' (2 classes: a, b; 4 images in subfolders)",
+        "layout='domain/class' (2 domains: a, b; 4 classes: w, x, y, z; `a` has no class in "
+        "common with another domain)",
+    ),
+    "{car,train,plane}/1.png": (
+        "layout='class' (3 classes: car, plane, train; `train` would be a class, and is the name "
+        "of a split)",
+    ),
+    "cat/{1,2}.png dog/1.png train/{cat,dog}/1.png": ("layout='class'", "layout='split/class'"),
+    "{train,photo}/{cat,dog}/1.png": (
+        "layout='domain/class' (2 domains: photo, train; 2 classes: cat, dog; `train` would be a "
+        "domain, and is the name of a split)",
+        "layout='class'",
+    ),
+    "{train,val}/{train,test}/{cat,dog}/1.png": (
+        "layout='domain/split/class'",
+        "layout='split/domain/class'",
+    ),
+    "{a,b}/{train,test}/1.png": ("`test` would be a class", "layout='class'"),
+    "train/{n1,n2}/images/1.png": ("layout='split/class' (2 classes: n1, n2; 2 images in",),
+    "train/{n1,n2}/1.png val/images/{1,2,3}.png": (
+        "no class of the test images, such as `images`, has training images",
+    ),
+    "images/{cat,dog}/1.png": ("`images` has no class in common", "all images are in one class"),
+    "test/{cat,dog}/1.png": ("no image is for training",),
+}
+
+
+@pytest.mark.parametrize("files", AMBIGUOUS)
+def test_a_folder_with_two_readings_is_refused_with_both(files, tmp_path):
+    make(tmp_path, *files.split())
+    with pytest.raises(ValueError, match="must be read in one way") as error:
+        read_folder(tmp_path)
+    for reading in (*AMBIGUOUS[files], "Choose by `layout`."):
+        assert reading in str(error.value)
+
+
+def test_the_user_decides_between_two_readings(tmp_path):
+    make(tmp_path, "a/{x,y}/1.png", "b/{z,w}/1.png")
+    assert read_folder(tmp_path, layout="class").class_names == ("a", "b")
+    assert read_folder(tmp_path, layout="client/class").class_names == ("w", "x", "y", "z")
+
+
+def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
+    make(tmp_path, "{cat,dog}/1.png")
+    (tmp_path / "all.csv").write_text("path,label\ncat/1.png,dog\ndog/1.png,cat\n")
+    both = r"with layout='csv' \(all.csv\) and layout='class' \(2 classes: cat, dog\)"
+    with pytest.raises(ValueError, match=both):
+        read_folder(tmp_path)
+    assert read_folder(tmp_path, layout="csv").labels.tolist() == [1, 0]
+    assert read_folder(tmp_path, layout="class").labels.tolist() == [0, 1]
+    (tmp_path / "all.csv").write_text("method,figure\nlocal,0.5\n")  # some other table
+    assert read_folder(tmp_path).layout == "class"
+
+
+def test_a_table_has_paths_labels_clients_and_splits(tmp_path):
+    make(tmp_path, "x/{1,2,3,4}.png")
+    rows = "\ufeffSplit;Client;Path;label\ntrain;b;x/1.png;10\ntrain;a;x/2.png;9\n"
+    rows += "validation;a;x/3.png;9\ntest;b;x/4.png;10\n"
+    (tmp_path / "list.csv").write_text(rows, encoding="utf-8")
+    for root in (tmp_path, tmp_path / "list.csv"):
+        folder = read_folder(root)
+        assert folder.layout == "csv"
+        assert folder.class_names == ("9", "10")  # as numbers
+        assert [path.name for path in folder.paths] == ["1.png", "2.png", "3.png", "4.png"]
+        assert folder.labels.tolist() == [1, 0, 0, 1]
+        assert folder.domain_names == ("a", "b")
+        assert folder.domains.tolist() == [1, 0, 0, 1]
+        assert folder.split.tolist() == ["train", "train", "val", "test"]
+
+
+def coop(root: Path, **sides: list[list[object]]) -> Path:
+    (root / "split_zhou_Pets.json").write_text(json.dumps(sides))
+    return root
+
+
+def test_a_list_of_coop_keeps_its_numbers_and_finds_its_images(tmp_path):
+    make(tmp_path, "deep/images/{1,2,3}.jpg", "other/1.jpg")
+    train, test = [["2.jpg", 2, "crane"], ["1.jpg", 0, "crane"]], [["3.jpg", 2, "crane"]]
+    folder = read_folder(coop(tmp_path, train=train, val=[], test=test), layout="coop")
+    assert folder.class_names == ("crane", "class 1", "crane")  # two classes of one name
+    assert folder.labels.tolist() == [2, 0, 2]
+    assert folder.split.tolist() == ["train", "train", "test"]
+    assert folder.paths[0] == tmp_path / "deep" / "images" / "2.jpg"
+
+
+def test_a_list_of_coop_next_to_its_images_is_found(tmp_path):
+    make(tmp_path, "2750/{a,b}/1.jpg")
+    coop(tmp_path, train=[["a/1.jpg", 0, "A"], ["b/1.jpg", 1, "B"]], test=[])
+    assert read_folder(tmp_path).layout == "coop"
+
+
+def listed(text: str) -> Path:
+    Path("list.csv").write_text(text)
+    return Path("list.csv")
+
+
+REFUSED = """
+read_folder(3) -> TypeError: `root` must be a path
+read_folder("") -> ValueError: `root` must be the path of a folder; got an empty path
+read_folder("none") -> FileNotFoundError: `root` must be a folder or a list of images; none is
+read_folder(".", layout="tree") -> ValueError: `layout` must be one of class, split/class
+read_folder(".", skip=1) -> TypeError: `skip` must be True or False; got 1 (int)
+read_folder(make(Path("one"), "a/{1,2}.png")) -> ValueError: `root` must be read in one way; one can
+read_folder("one", layout="class") -> ValueError: `root` must have training images of several
+read_folder(".", layout="csv") -> ValueError: `root` must be or have one list of images
+read_folder(listed("path,label\\n1.png,a\\n")) -> ValueError: list.csv, line 2: 1.png is missing
+read_folder(listed("path,label\\none/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
+read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
+read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one
+read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line 2: split must be
+read_folder(listed("path,label\\no.png,b\\no.png,c")) -> ValueError: list.csv, line 3: o.png is
+read_folder(listed("file,label\\na,b\\n")) -> ValueError: `root` must be or have one list of images
+read_folder(coop(Path("."), train=[["x.png", 0, "a"]])) -> FileNotFoundError: split_zhou_Pets.json
+read_folder(coop(Path("."), train=[["x.png", 0]])) -> ValueError: split_zhou_Pets.json must have
+read_folder(coop(Path("."), part=[["x.png", 0, "a"]])) -> ValueError: split_zhou_Pets.json must have
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_refusals(call, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path, "one/a/1.png", "o.png")
+    namespace = {"Path": Path, "read_folder": read_folder, "make": make, "coop": coop}
+    check_refused(call, error, message, namespace | {"listed": listed})
+
+
+def test_a_folder_without_images_of_classes_says_what_it_has(tmp_path):
+    make(tmp_path, "{1,2}.png", "a/1.txt")
+    told = r"got none in .*, 2 \(outside of folders\), 1 \(not an image\), 1 \(a folder without"
+    with pytest.raises(ValueError, match=told):
+        read_folder(tmp_path)
+
+
+def test_odd_files_are_refused_by_name_or_left_out_and_counted(tmp_path):
+    make(tmp_path, "{cat,dog}/{1,2}.png", "cover.png")
+    (tmp_path / "cat" / "empty.png").touch()
+    os.symlink(tmp_path / "gone.png", tmp_path / "dog" / "link.png")
+    os.mkfifo(tmp_path / "dog" / "pipe.png")
+    reasons = {"empty": "cat/empty.png", "missing": "dog/link.png", "not a file": "dog/pipe.png"}
+    reasons["not in the folder of a class"] = "cover.png"
+    found = read_folder(tmp_path, skip=True)
+    assert found.labels.tolist() == [0, 0, 1, 1]
+    assert found.skipped == {reason: (tmp_path / name,) for reason, name in reasons.items()}
+    for reason, name in reasons.items():
+        with pytest.raises(ValueError, match=f"{name} is {reason}. Correct it, or leave such"):
+            read_folder(tmp_path)
+        (tmp_path / name).unlink()
+    assert len(read_folder(tmp_path)) == 4
+    make(tmp_path, "dog/cover/1.png", "extra.png")
+    with pytest.raises(ValueError, match=r"extra\.png is not in the folder"):
+        read_folder(tmp_path, layout="class")
+
+
+def test_images_outside_of_a_given_layout_are_refused_or_counted(tmp_path):
+    make(tmp_path, "{train,test}/{cat,dog}/1.png", "extra/cat/1.png", "train/1.png")
+    with pytest.raises(ValueError, match=r"extra/cat/1\.png is outside of the layout split/class"):
+        read_folder(tmp_path, layout="split/class")
+    found = read_folder(tmp_path, layout="split/class", skip=True)
+    assert len(found) == 4
+    assert len(found.skipped["outside of the layout split/class"]) == 2
+
+
+def test_links_in_circles_end_and_other_links_are_followed(tmp_path):
+    make(tmp_path, "photos/{cat,dog}/{1,2}.png", "elsewhere/{3,4}.png")
+    root = tmp_path / "photos"
+    for name, target in (("cat/up", root), ("dog/top", tmp_path), ("cat/me", root / "cat" / "me")):
+        os.symlink(target, root / name)
+    os.symlink(tmp_path / "elsewhere", root / "fox")
+    found = read_folder(root)
+    assert (found.class_names, len(found)) == (("cat", "dog", "fox"), 6)
+    assert len(found.skipped["a link to a parent folder"]) == 2
+
+
+def test_names_with_spaces_and_accents_have_one_order_and_one_form(tmp_path):
+    """macOS writes accents as characters of their own."""
+    eclair, ete = ("\N{LATIN SMALL LETTER E WITH ACUTE}" + end for end in ("clair", "t\u00e9 1"))
+    for form, domain in (("NFC", "a b"), ("NFD", normalize("NFD", "caf\u00e9"))):
+        make(
+            tmp_path, *(normalize(form, f"{domain}/{kind}/1 \u00e9.JPG") for kind in (eclair, ete))
+        )
+    found = read_folder(tmp_path)
+    assert found.class_names == (eclair, ete)
+    assert found.domain_names == ("a b", "caf\u00e9")
+    assert found.labels.tolist() == [0, 1, 0, 1]
+    assert all(path.exists() for path in found.paths)
+
+
+def test_chosen_images_keep_the_numbers_of_their_classes(tmp_path):
+    folder = read_folder(make(tmp_path, "{art,photo}/{cat,dog}/{1,2}.png"))
+    for chosen in ([7, 1], np.arange(8) % 3 == 0):
+        part = folder.at(chosen)
+        positions = np.arange(8)[chosen]
+        assert part.paths == tuple(folder.paths[i] for i in positions)
+        assert part.labels.tolist() == folder.labels[positions].tolist()
+        assert part.class_names == folder.class_names
