@@ -24,6 +24,8 @@ from fedprompt.methods.fedhe import fedhe as fedhe
 from fedprompt.methods.fedhpl import fedhpl as fedhpl
 from fedprompt.methods.fedhpl import fedhpl_h as fedhpl_h
 from fedprompt.methods.fedhpl import fedhpl_p as fedhpl_p
+from fedprompt.methods.fedivlp import fedivlp as fedivlp
+from fedprompt.methods.fedivlp import fedvpt_clip as fedvpt_clip
 from fedprompt.methods.fedkd import fedkd as fedkd
 from fedprompt.methods.fedl2g import fedl2g_f as fedl2g_f
 from fedprompt.methods.fedl2g import fedl2g_l as fedl2g_l
@@ -41,10 +43,12 @@ from fedprompt.methods.fedotp import fedotp_classical as fedotp_classical
 from fedprompt.methods.fedper import fedper as fedper
 from fedprompt.methods.fedpgp import fedpgp as fedpgp
 from fedprompt.methods.fedpha import fedpha as fedpha
+from fedprompt.methods.fedplot import fedplot as fedplot
 from fedprompt.methods.fedpr import fedpr as fedpr
 from fedprompt.methods.fedproto import fedproto as fedproto
 from fedprompt.methods.fedprox import fedprox as fedprox
 from fedprompt.methods.fedrep import fedrep as fedrep
+from fedprompt.methods.fedsept import fedsept as fedsept
 from fedprompt.methods.fedtgp import fedtgp as fedtgp
 from fedprompt.methods.fedtpg import fedtpg as fedtpg
 from fedprompt.methods.fedvpt import fedvpt as fedvpt

@@ -35,15 +35,22 @@ class LayeredClip(ClipModel):
         self.setting = setting
         self.trunk = fp.vit_trunk(setting.clip.visual)
 
+    def encode_images(
+        self, images: Tensor, visual: Mapping[int, Tensor]
+    ) -> Float[Tensor, "batch dim"]:
+        """Encode images with prompts by layer."""
+        visual = {**visual, 0: self.setting.clip.visual.ln_pre(visual[0])}
+        return fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
+
     def encode(
         self, images: Tensor, visual: Mapping[int, Tensor], text: Mapping[int, Tensor]
     ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "classes dim"]]:
         """Encode images and class names with prompts by layer."""
-        visual = {**visual, 0: self.setting.clip.visual.ln_pre(visual[0])}
-        image = fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
+        image = self.encode_images(images, visual)
         first = fp.prompted_text(text[0][None], self.names)
         later = {layer: tokens for layer, tokens in text.items() if layer > 0}
-        return image, self.tower(first, fp.PromptStream(later, replace=True))[0]
+        streams = [fp.PromptStream(later, replace=True)] if later else []
+        return image, self.tower(first, *streams)[0]
 
 
 class _Coupled(LayeredClip):

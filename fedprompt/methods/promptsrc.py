@@ -19,39 +19,20 @@ Compared: muzairkhattak/PromptSRC bb95c77, with the deviations above, float64, l
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.fedmaple import LayeredClip
+from fedprompt.methods.fedivlp import IndependentClip
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, take_step
 
 
-class _Regulated(LayeredClip):
-    """Text and visual prompts of each layer, independent of one another."""
-
-    def __init__(self, setting: ClipSetting) -> None:
-        super().__init__(setting)
-        draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
-        size = dict[str, Any](num_contexts=self.tower.depth, length=setting.length)
-        self.context = fp.ContextPrompts(self.tower.dim, **size, **draw)
-        self.prompts = fp.DeepPrompts(setting.length, self.trunk, **draw)
-
-    def features(self, images: Tensor) -> list[Tensor]:
-        """Encode images and classes, normalized."""
-        text = dict(enumerate(self.context()))
-        pair = self.encode(images, self.prompts().layers, text)
-        return [F.normalize(features, dim=-1) for features in pair]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Classify images."""
-        image, text = self.features(images)
-        return self.scale * image @ text.T
+class _Regulated(IndependentClip):
+    """Text and visual prompts of each layer, near the frozen CLIP."""
 
     def loss(
         self, images: Tensor, labels: Tensor, names: Tensor, weights: Sequence[float]

@@ -57,7 +57,8 @@ RANGES: dict[str, Callable[[str, Any], None]] = {
         ("rate", "weight", "smoothing", "multiplier", "factor", "diversity", "margin", "offset"),
         _FACTOR,
     ),
-    **dict.fromkeys(("rank", "components", "experts", "groups", "size", "width"), check.count),
+    **dict.fromkeys(("rank", "components", "experts", "groups", "size"), check.count),
+    **dict.fromkeys(("width", "depth", "contexts", "heads"), check.count),
     **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
 }
 """Check of each hyperparameter by its name, or by the last word of its name."""

@@ -51,7 +51,12 @@ def lines_of_code(path: Path) -> int:
 LONGER = {"fedkd": 90, "dpfpl": 70, "fedhpl": 90, "sgpt": 91, "fedl2g": 101}
 """Lines of FedKD, DP-FPL, and of papers whose every axis is an argument."""
 
-EXTENDS = {"fedtgp": "fedproto", "promptfl_fedamp": "fedamp", "promptsrc": "fedmaple"}
+EXTENDS = {
+    "fedivlp": "fedmaple",
+    "fedtgp": "fedproto",
+    "promptfl_fedamp": "fedamp",
+    "promptsrc": "fedivlp",
+}
 """Method from which a file takes a class or a server."""
 
 

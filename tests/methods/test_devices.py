@@ -13,7 +13,9 @@ from same import assert_same
 from tiny_federations import federation_of
 
 
-@pytest.mark.parametrize("name", ["dpfpl", "fedapt", "fedprox", "pfedpg", "pfedpt", "scaffold"])
+@pytest.mark.parametrize(
+    "name", ["dpfpl", "fedapt", "fedprox", "fedsept", "pfedpg", "pfedpt", "scaffold"]
+)
 def test_a_method_runs_and_continues_on_another_device(name, tmp_path):
     """Private noise, keys, borders and descriptors once were drawn on the wrong device."""
     entry = METHODS[name]

@@ -3,7 +3,9 @@
 import torch
 
 import fedprompt as fp
+from clips import TOKENIZER
 from fedprompt.methods.fedmaple import _Coupled, fedmaple
+from references import deep_clip
 from tiny_federations import clip_image_federation, last
 
 
@@ -19,22 +21,9 @@ def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
             for each, project in zip(text, model.project, strict=True)
         ]
     )
-    image = encode(federation.clip.visual, images, visual)
-    later = fp.PromptStream({1: text[1]}, replace=True)
-    classes = federation.tower(fp.prompted_text(text[:1], federation.names), later)[0]
+    image = deep_clip.encode_images(federation.clip.visual, images, visual)
+    classes = deep_clip.encode_names(federation.clip, TOKENIZER, text, federation.class_names)
     torch.testing.assert_close(model(images), fp.cosine_logits(image, classes, scale=10.0))
-
-
-def encode(visual, images, prompts):
-    """Encode images as MaPLe does: the first prompts pass the first norm with the embeddings."""
-    tokens = visual.conv1(images).flatten(2).mT
-    tokens = torch.cat([visual.class_embedding.expand(len(images), 1, -1), tokens], 1)
-    tokens, count = tokens + visual.positional_embedding, tokens.shape[1]
-    first, later = prompts[:, None].expand(-1, len(images), -1, -1)
-    tokens = visual.ln_pre(torch.cat([tokens, first], 1))
-    blocks = visual.transformer.resblocks
-    tokens = blocks[1](torch.cat([blocks[0](tokens)[:, :count], later], 1))
-    return visual.ln_post(tokens[:, 0]) @ visual.proj
 
 
 def test_gradients_of_the_image_reach_the_text_prompts_through_the_projections_alone():
