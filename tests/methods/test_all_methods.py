@@ -52,6 +52,7 @@ LONGER = {"fedkd": 90, "dpfpl": 70, "fedhpl": 90, "sgpt": 91, "fedl2g": 101}
 """Lines of FedKD, DP-FPL, and of papers whose every axis is an argument."""
 
 EXTENDS = {"fedtgp": "fedproto", "promptfl_fedamp": "fedamp", "promptsrc": "fedmaple"}
+EXTENDS |= {"flora": "fedex_lora"}
 """Method from which a file takes a class or a server."""
 
 
