@@ -49,11 +49,13 @@ from fedprompt.methods.fedproto import fedproto as fedproto
 from fedprompt.methods.fedprox import fedprox as fedprox
 from fedprompt.methods.fedrep import fedrep as fedrep
 from fedprompt.methods.fedsept import fedsept as fedsept
+from fedprompt.methods.fedsa_lora import fedsa_lora as fedsa_lora
 from fedprompt.methods.fedtgp import fedtgp as fedtgp
 from fedprompt.methods.fedtpg import fedtpg as fedtpg
 from fedprompt.methods.fedvpt import fedvpt as fedvpt
 from fedprompt.methods.fedvpt import fedvpt_d as fedvpt_d
 from fedprompt.methods.ffa_lora import ffa_lora as ffa_lora
+from fedprompt.methods.flora import flora as flora
 from fedprompt.methods.fml import fml as fml
 from fedprompt.methods.full_tuning import full_tuning as full_tuning
 from fedprompt.methods.head import head_tuning as head_tuning

@@ -26,7 +26,7 @@ from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, broadcast, take_step
 
 
-def _with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
+def with_weights(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
     """Add LoRA, and name the weights that it changes among the parameters."""
     tuned, parameters = fp.tuning.lora(model, rank=rank)
     named = tuned.named_parameters()
@@ -44,7 +44,7 @@ def fedex_lora(
     """FedEx-LoRA."""
     if residual_rank is not None and residual_rank < 1:
         raise ValueError(f"`residual_rank` must be at least 1; got {residual_rank}.")
-    model = setting.new_model(tune=lambda model: _with_weights(model, rank))
+    model = setting.new_model(tune=lambda model: with_weights(model, rank))
     first = fp.snapshot(model)
     pairs = {}
     for weight in (name for name in first if name.endswith("base_layer.weight")):
