@@ -1,11 +1,14 @@
 """Lines of code, without docstrings and comments, and those of them that only check arguments.
 
 python .ci/count.py
+python .ci/count.py --words  # of README and pages, as ``wc -w`` counts, without tables of results
 """
 
 import ast
 import io
+import re
 import subprocess
+import sys
 import tokenize
 from pathlib import Path
 
@@ -40,7 +43,31 @@ def checks(text: str) -> set[int]:
     return lines & code(text)
 
 
-if __name__ == "__main__":
+PHRASES = {"that of": 2, "own": 8, "you": 60}
+"""Bounds in 10,000 words: at most, at most, and at least."""
+
+
+def words() -> None:
+    """Print the words of each page, their sum, and how often some phrases occur."""
+    listed = subprocess.run(
+        ["git", "ls-files", "README.md", "docs/*.md"], capture_output=True, text=True, check=True
+    )
+    pages = [Path(each) for each in listed.stdout.split() if "results/tables" not in each]
+    texts = {page: page.read_text() for page in pages if page.exists()}
+    counts = {page: len(text.split()) for page, text in texts.items()}
+    for page, count in sorted(counts.items(), key=lambda item: item[1]):
+        print(f"{count:7,}  {page}")
+    total = sum(counts.values())
+    print(f"{total:7,}  words")
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", "\n".join(texts.values()), flags=re.M | re.S)
+    for phrase, bound in PHRASES.items():
+        found = len(re.findall(rf"\b{phrase}\b", prose, re.IGNORECASE))
+        print(f"{10_000 * found / total:7.1f}  {phrase!r} in 10,000 words (bound {bound})")
+
+
+if __name__ == "__main__" and "--words" in sys.argv:
+    words()
+elif __name__ == "__main__":
     listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True)
     texts = {path: Path(path).read_text() for path in listed.stdout.split()}
     areas = {

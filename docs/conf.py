@@ -19,6 +19,7 @@ version = release = installed_version("fedprompt")
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = [
+    "figures",
     "formulas",
     "gallery",
     "method_table",

@@ -30,11 +30,6 @@ NOTEBOOKS = ("getting-started/first-federation", "getting-started/promptfl-with-
 
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CURRENT = re.compile(r"^\.\. currentmodule:: (\S+)$")
-INTERVAL = re.compile(r"\d+\.\d+ ± \d+\.\d+")
-RESULTS = {"README": (ROOT / "README.md").read_text(), **PAGES}
-RESULTS = {
-    page: text for page, text in RESULTS.items() if "tables/" in text or INTERVAL.search(text)
-}
 DIRECTIVE = re.compile(r"^\.\. (?:auto(?:function|class|data)|py:(?:data|type)):: (\S+)$")
 
 
@@ -161,17 +156,6 @@ def test_no_returned_value_is_read_as_a_type():
         if returns:
             first = returns[1].splitlines()[0]
             assert ": " not in re.sub(r"``.*?``|:\w+:`.*?`", "", first), name
-
-
-@pytest.mark.parametrize("page", sorted(RESULTS.keys() - {"changelog"}))
-def test_every_interval_is_in_a_table_of_the_page_or_of_a_page_that_it_links(page):
-    links = re.findall(r"(?:\{doc\}`(?:[^`<]*<)?|\]\()([\w/-]+)", RESULTS[page])
-    names = {page.split("/")[-1], *(link.split("/")[-1] for link in links)}
-    linked = "".join(text for other, text in RESULTS.items() if other.split("/")[-1] in names)
-    tables = DOCS / "results" / "tables"
-    files = {tables / f"{stem}.md" for stem in re.findall(r"tables/([\w-]+)\.", linked)}
-    written = INTERVAL.findall("".join(file.read_text() for file in files if file.exists()))
-    assert {*INTERVAL.findall(RESULTS[page])} <= {*written}
 
 
 def test_every_page_is_in_the_contents():

@@ -28,7 +28,23 @@ SETTINGS = {
     "few": "50 images each",
 }
 NUMBER = re.compile(r"[-+]?\d|$")
-MARKS = ("personalized", "public data", "different models", "private", "adapted")
+NOTES = {
+    "personalized": "personal",
+    "public data": "needs public images",
+    "private": "adds noise for privacy",
+    "adapted": "adapted",
+}
+FAMILIES = {
+    "one model": (
+        "One network",
+        "You need one vision transformer, the same for all clients.",
+    ),
+    "mixed models": (
+        "Different networks",
+        "Clients may have different networks, and need only the same classes.",
+    ),
+    "CLIP": ("CLIP", "You need a CLIP, and the names of your classes."),
+}
 
 
 def files() -> dict[Path, list[Entry]]:
@@ -91,23 +107,30 @@ def tables() -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
 
 def overview(found: dict[Path, list[Entry]]) -> str:
     """Make the table of all methods, one table for each family."""
-    families: dict[str, list[list[str]]] = {}
+    families: dict[str, list[list[str]]] = {family: [] for family in FAMILIES}
     for path, methods in found.items():
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         sent = re.search(r"Up: (.*?)\.?\s+Down: ", text, re.DOTALL)
         up = " ".join(sent[1].split()) if sent else ""
         for method in methods:
-            marks = ["yes" if mark in method.traits else "" for mark in MARKS]
             link = f"{{doc}}`{method.title} </methods/gallery/{path.stem}>`"
+            notes = [note for mark, note in NOTES.items() if mark in method.traits]
+            row = [link, sentence(text, method), up, ", ".join(notes)]
             for family in method.families:
-                families.setdefault(family, []).append([link, up, *marks])
+                families[family].append(row)
     parts = []
-    for family, rows in families.items():
-        parts += [
-            f"## {family[0].upper()}{family[1:]}",
-            markdown([["method", "sent by a client", *MARKS], *rows]),
-        ]
+    for family, (title, needs) in FAMILIES.items():
+        header = ["method", "in one sentence", "sent by a client", "notes"]
+        parts += [f"## {title}", needs, markdown([header, *families[family]])]
     return "\n\n".join(parts) + "\n"
+
+
+def sentence(text: str, method: Entry) -> str:
+    """Return the first sentence of a file, with what its variant adds after a colon."""
+    first = " ".join(text.split("\n\n")[0].split())
+    own = (inspect.getdoc(inspect.unwrap(method.make)) or "").split("\n")[0]
+    variant = own.partition(": ")[2].split(". ")[0].removesuffix(".")
+    return f"{first} Here: {variant}." if variant else first
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,73 @@
+"""Figures in prose: they are those of the tables, and no page has one that is written by hand."""
+
+import csv
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+TABLES = DOCS / "results" / "tables"
+PAGES = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
+PAGES = [page for page in PAGES if page.parent.name not in ("tables", "gallery")]
+COLUMNS = {"own mix": "own", "bytes up": "bytes_up"}
+
+spec = importlib.util.spec_from_file_location("figures", DOCS / "extensions" / "figures.py")
+figures = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(figures)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in figures.RECORDS.glob("*.jsonl")))
+def test_figures_are_those_of_the_tables(name):
+    partitions = {partition for partition, _ in figures.runs(name)}
+    compared = 0
+    for partition in partitions:
+        with (TABLES / f"{name}-{partition}.csv").open() as file:
+            for row in csv.DictReader(file):
+                for column in COLUMNS.keys() & row.keys():
+                    key = f"{name}/{partition}; {row['row']}; {COLUMNS[column]}"
+                    assert figures.figure(key) == row[column], key
+                    compared += 1
+        text = (TABLES / f"{name}-{partition}.md").read_text()
+        for body in re.findall(r"^\| difference .*?\n\| -.*?\n((?:\|.*\n)+)", text, re.MULTILINE):
+            header = re.search(r"^\| difference +\| +(.*?) +\|", text, re.MULTILINE)[1]
+            for line in body.splitlines():
+                pair, written = (cell.strip() for cell in line.split("|")[1:3])
+                if header in COLUMNS:
+                    key = f"{name}/{partition}; {pair}; {COLUMNS[header]}; signed"
+                    assert figures.figure(key) == written, key
+                    compared += 1
+    assert compared > 3
+
+
+def test_ratios_and_short_forms():
+    place = "mnist/deep-domains"
+    assert figures.figure(f"{place}; LoRA, rank 4 / Norms; bytes_up") == f"{285_832 / 83_168:.1f}"
+    assert figures.figure(f"{place}; Norms; bytes_up; kB") == "83 kB"
+    assert figures.figure(f"{place}; Full tuning; bytes_up; MB") == "78 MB"
+    assert figures.figure(f"{place}; Norms; own; round") == "88"
+    assert figures.figure(f"{place}; Norms; own; mean") == "88.4"
+
+
+def test_a_trace_names_the_line_of_each_run():
+    first, *lines = figures.trace("mnist/deep-domains; Norms - FedVPT-D; own").splitlines()
+    assert first.split()[:3] == ["9.0", "±", "1.2"]
+    assert len(lines) == 10
+    written = (figures.RECORDS / "mnist.jsonl").read_text().splitlines()
+    for line in lines:
+        seed = re.search(r"seed (\d+)", line)[1]
+        for value, number in re.findall(r"([\d.]+) \(line (\d+),", line):
+            assert f'"seed": {seed},' in written[int(number) - 1]
+            assert f'"own": {value},' in written[int(number) - 1]
+
+
+def test_written_figures_are_those_of_the_records():
+    for page in PAGES:
+        text = page.read_text()
+        assert figures.filled(text) == text, f"run python docs/extensions/figures.py --write {page}"
+
+
+def test_a_stale_figure_is_replaced():
+    mark = "<!-- record mnist/deep-domains; Norms; own; round -->"
+    assert figures.filled(f"{mark}1<!-- end --> %") == f"{mark}88<!-- end --> %"
