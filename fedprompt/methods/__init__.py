@@ -48,8 +48,8 @@ from fedprompt.methods.fedpr import fedpr as fedpr
 from fedprompt.methods.fedproto import fedproto as fedproto
 from fedprompt.methods.fedprox import fedprox as fedprox
 from fedprompt.methods.fedrep import fedrep as fedrep
-from fedprompt.methods.fedsept import fedsept as fedsept
 from fedprompt.methods.fedsa_lora import fedsa_lora as fedsa_lora
+from fedprompt.methods.fedsept import fedsept as fedsept
 from fedprompt.methods.fedtgp import fedtgp as fedtgp
 from fedprompt.methods.fedtpg import fedtpg as fedtpg
 from fedprompt.methods.fedvpt import fedvpt as fedvpt
