@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from fedprompt._refusals import (
     wrong,
     wrong_type,
 )
-from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Server, Weighted
+from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Weighted
+from fedprompt.interfaces.method import DECODES
 from fedprompt.interfaces.nouns import per_row
 
 
@@ -111,17 +111,10 @@ def class_names(names: Any) -> None:
 
 
 def method(method: Any, *, needs_form: bool = False) -> None:
-    """Require a method of functions."""
+    """Require a method, with a form if it is needed."""
     instance("method", method, Method, "be a Method(client, server, predict)")
-    instance("method.server", method.server, Server, "be a Server(state, answer, step)")
-    instance("method.server.state", method.server.state, Mapping, "be a tree of a dict")
-    for name in ("client", "predict", "server.answer", "server.step"):
-        function(f"method.{name}", attrgetter(name)(method))
-    count("method.exchanges", method.exchanges)
-    instance("method.server.changes", method.server.changes, bool | None, "be a bool or None")
-    instance("method.wrappers", method.wrappers, tuple, "be a tuple of names")
-    if needs_form or method.form is not None:
-        function("method.form", method.form, "be a function, by which messages are decoded")
+    if needs_form:
+        function("method.form", method.form, DECODES)
 
 
 def cohort(cohort: list[int], server_round: int) -> list[int]:

@@ -13,15 +13,21 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
-from fedprompt.guidance import _validation as valid
 from fedprompt.guidance._passes import Evaluate, Parameters, Passes
-from fedprompt.guidance._validation import Guides, Pair
 from fedprompt.guidance.derivatives import forward_mode
-from fedprompt.guidance.loss import at_least_single, guide_loss, label_loss
+from fedprompt.guidance.loss import (
+    Guides,
+    at_least_single,
+    check_outputs,
+    checked_guides,
+    guide_loss,
+    label_loss,
+)
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
 
 _Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 """One pair (images, labels), or several."""
+_Pair = tuple[Tensor, Tensor]
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
@@ -111,14 +117,22 @@ def guide_gradient(
         Learning", 2024, Eq. 5-7. Eq. 8 and 9 omit the Jacobian of the network, so they are not
         this gradient.
     """
-    valid.check_call(model, learning_rate, guide_weight, loss, method, update)
-    rows = valid.checked_guides(guides)
+    check.gradients_are_recorded("guide_gradient")
+    check.module("model", model)
+    check.factor("learning_rate", learning_rate)
+    check.factor("guide_weight", guide_weight)
+    check.function("loss", loss)
+    check.function("method", method)
+    check.optional(check.function, "update", update)
+    rows = checked_guides(guides)
     rows = rows._replace(table=rows.table.detach())
-    study_batches = valid.checked_batches("study", study, len(rows.table))
-    quiz_batches = valid.checked_batches("quiz", quiz, len(rows.table))
+    study_batches = _checked_batches("study", study, len(rows.table))
+    quiz_batches = _checked_batches("quiz", quiz, len(rows.table))
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        valid.check_reached(guided)
+        rule = "compute its guided output from a trainable parameter"
+        got = "an output without a gradient, which no guide can move"
+        check.require(guided.requires_grad, "model", rule, got)
         return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
     inputs = [images for images, _ in study_batches + quiz_batches]
@@ -130,7 +144,9 @@ def guide_gradient(
         arguments = parameters, gradients, learning_rate
         stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
         _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
-        valid.check_used(parameters, gradients.keys() | slope.keys())
+        unused = [name for name in parameters if name not in gradients.keys() | slope.keys()]
+        rule = "use every parameter that requires gradients, or freeze it"
+        check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
         pulled = pull_back(slope)
         direction = {
             name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
@@ -161,7 +177,7 @@ def _mean_gradient(
     passes: Passes,
     table: Tensor,
     argument: str,
-    batches: list[Pair],
+    batches: list[_Pair],
     parameters: Mapping[str, Tensor],
     *,
     loss: _BatchLoss,
@@ -177,8 +193,8 @@ def _mean_gradient(
         states = passes.streams.states()
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
-            guided, logits = valid.checked_pair(outputs)
-            valid.check_outputs(guided, logits, len(labels), table)
+            guided, logits = _checked_pair(outputs)
+            check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             return guided.detach(), gradients
@@ -189,7 +205,7 @@ def _mean_gradient(
         for name, new in zip(leaves, gradients, strict=True):
             if new is not None:
                 total[name] = total[name] + new if name in total else new.detach()
-    valid.check_finite_gradients(argument, total)
+    _check_finite_gradients(argument, total)
     return done, total
 
 
@@ -216,7 +232,7 @@ def _take(
     }
     with torch.enable_grad():
         stepped = update(parameters, leaves, learning_rate=learning_rate)
-    valid.check_stepped(stepped, parameters)
+    _check_stepped(stepped, parameters)
 
     def pull_back(slope: _Gradients) -> _Gradients:
         moved = [name for name in slope if stepped[name].requires_grad]
@@ -245,9 +261,9 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
         table = guides.table.clone().requires_grad_()
         guided = at_least_single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
-        valid.check_twice_differentiable(value)
+        _check_twice_differentiable(value)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
-        valid.check_twice_differentiable(slope)
+        _check_twice_differentiable(slope)
         (response,) = torch.autograd.grad(slope, table, tangent.to(slope.dtype), allow_unused=True)
     return torch.zeros_like(table) if response is None else response
 
@@ -258,3 +274,74 @@ def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     for batch in studied:
         present[batch.labels] = 1.0
     return present if guides.mask is None else present.where(guides.mask, 0.0)
+
+
+def _checked_pair(outputs: Any) -> _Pair:
+    """Require that a model returned (guided, logits)."""
+    several = isinstance(outputs, tuple | list)
+    if several and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs):
+        return outputs[0], outputs[1]
+    got = [check.kind(output) for output in outputs] if several else check.kind(outputs)
+    raise check.wrong_type("model", "return two tensors (guided, logits)", got)
+
+
+def _checked_batches(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
+    """Require one pair (images, labels) or several, none empty, and return a list."""
+    fits = isinstance(batches, Sequence) and not isinstance(batches, str)
+    check.typed(fits, argument, "be a pair (images, labels) or a sequence of pairs", batches)
+    if len(batches) == 2 and not isinstance(batches[0], Sequence):
+        return [_checked_batch(argument, batches, num_classes)]
+    check.some(argument, batches, "contain at least one batch")
+    return [
+        _checked_batch(f"{argument}[{position}]", batch, num_classes)
+        for position, batch in enumerate(batches)
+    ]
+
+
+def _checked_batch(argument: str, batch: Any, num_classes: int) -> _Pair:
+    pair = isinstance(batch, Sequence) and len(batch) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in batch):
+        raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
+    images, labels = batch
+    check.dense(argument, images, stored=False)
+    check.labels(f"{argument} labels", labels, num_classes)
+    check.some(argument, len(labels), "contain at least one sample")
+    shapes = f"{tuple(images.shape)} and {tuple(labels.shape)}"
+    fits = images.shape[:1] == labels.shape
+    check.require(fits, argument, "have as many images as labels", shapes)
+    return images, labels.long()
+
+
+def _check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> None:
+    """Require finite gradients, with a single synchronization if they are.
+
+    The sums are checked first. Finite gradients may have an infinite sum, so the gradients
+    themselves decide in that case.
+    """
+    if not gradients:
+        return
+    sums = torch.stack([value.sum().float() for value in gradients.values()])
+    if bool(torch.isfinite(sums).all()):
+        return
+    if broken := [name for name, value in gradients.items() if not torch.isfinite(value).all()]:
+        raise check.wrong(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
+
+
+def _check_stepped(stepped: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Require that a user's step returns every parameter, computed from the gradients."""
+    check.instance("update", stepped, Mapping, "return a mapping from names to parameters")
+    for name, value in parameters.items():
+        new = stepped.get(name)
+        if not isinstance(new, Tensor) or new.shape != value.shape:
+            rule = f"return parameter {name!r} with shape {tuple(value.shape)}"
+            raise check.wrong("update", rule, "none" if new is None else check.kind(new))
+    check.known("update", stepped, parameters, "return no other parameters than")
+    differentiable = any(value.requires_grad for value in stepped.values())
+    rule = "compute the step from the gradients, in differentiable operations"
+    check.require(differentiable, "update", rule, "parameters that do not depend on them")
+
+
+def _check_twice_differentiable(slope: Tensor | None) -> None:
+    """Require that a guide loss, or its gradient, can be differentiated."""
+    got = "a gradient with respect to `guided` that is constant"
+    check.require(slope is not None and slope.requires_grad, "loss", "be twice differentiable", got)

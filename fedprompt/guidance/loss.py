@@ -1,12 +1,14 @@
 """The loss by which a client follows guides."""
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.guidance._validation import Guides, check_outputs, check_scalar_loss, checked_guides
 from fedprompt.interfaces import GuideLoss, Weighted
 
 
@@ -78,6 +80,38 @@ def guided_loss(
     return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, checked, loss)
 
 
+class Guides(NamedTuple):
+    """Validated guides: one row for each class, and a mask of the known rows (None: all)."""
+
+    table: Tensor
+    mask: Tensor | None
+
+
+def checked_guides(guides: Any) -> Guides:
+    """Require a floating-point table, alone or as an entry with one weight for each row."""
+    table, weight = guides if isinstance(guides, Weighted) else (guides, None)
+    rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
+    check.number_tensor("guides", table, rule)
+    fits = table.ndim == 2 and 0 not in table.shape
+    check.require(fits, "guides", "have shape (classes, dim)", table)
+    if weight is None:
+        check.finite("guides", table, sync=False)
+        return Guides(table, None)
+    check.shape("guides.weight", weight, table.shape[:1])
+    if check.values_readable(weight, sync=False):
+        nouns.rows("guides", guides)
+    return Guides(table, weight > 0)
+
+
+def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> None:
+    """Require that the two outputs of a model have the shapes of the batch and the guides."""
+    classes, dim = table.shape
+    check.number_tensor("logits", logits)
+    check.shape("logits", logits, (batch, classes), "labels by rows of `guides`,")
+    check.number_tensor("guided", guided)
+    check.shape("guided", guided, (batch, dim), "labels by columns of `guides`,")
+
+
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy in float32 at least."""
     return F.cross_entropy(at_least_single(logits), labels)
@@ -96,7 +130,8 @@ def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) 
         rows = torch.where(mask, rows, still)
         guided = torch.where(mask, guided, still)
     value = loss(guided, at_least_single(rows))
-    check_scalar_loss(value)
+    rule = "return a scalar, such as a mean over the batch"
+    check.require(isinstance(value, Tensor) and value.shape == (), "loss", rule, check.kind(value))
     return value
 
 

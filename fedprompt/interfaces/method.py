@@ -13,12 +13,31 @@ from fedprompt.interfaces.nouns import Message
 State = Mapping[str, Any]
 """What a client or the server remembers: a tree as of :func:`fedprompt.save_checkpoint`."""
 
+DECODES = "be a function, by which messages are decoded"
+"""Rule for the form of a method."""
+
 CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
 
-class Server(NamedTuple):
+_Answer = Callable[[int, State], Message]
+_Step = Callable[[int, Mapping[int, Message], State], State]
+_Client = Callable[[Any, Message, State], tuple[Message | None, State]]
+_Predict = Callable[[Any, Message, State], Any]
+_Form = Callable[[int], Message]
+
+
+class _ServerParts(NamedTuple):
+    state: State
+    answer: _Answer
+    step: _Step
+    changes: bool | None
+
+
+class Server(_ServerParts):
     """Server of a method. Its functions change no argument.
+
+    A server checks its parts when it is built; ``_replace`` checks nothing.
 
     Attributes:
         state: State before the first round, a tree as of :func:`save_checkpoint`. Client ids in it
@@ -31,14 +50,32 @@ class Server(NamedTuple):
             (False). Codecs that leave numbers out need changes. If None, they refuse the method.
     """
 
-    state: State
-    answer: Callable[[int, State], Message]
-    step: Callable[[int, Mapping[int, Message], State], State]
-    changes: bool | None = None
+    __slots__ = ()
+
+    def __new__(
+        cls, state: State, answer: _Answer, step: _Step, changes: bool | None = None
+    ) -> "Server":
+        """Make a server of functions."""
+        check.instance("state", state, Mapping, "be a tree of a dict")
+        check.function("answer", answer)
+        check.function("step", step)
+        check.instance("changes", changes, bool | None, "be a bool or None")
+        return super().__new__(cls, state, answer, step, changes)
 
 
-class Method(NamedTuple):
+class _MethodParts(NamedTuple):
+    client: _Client
+    server: Server
+    predict: _Predict
+    exchanges: int
+    form: _Form | None
+    wrappers: tuple[str, ...]
+
+
+class Method(_MethodParts):
     """Federated method: a client function, a server and a prediction.
+
+    A method checks its parts when it is built; ``_replace`` checks nothing.
 
     Client functions receive the data of one client. They remember things between rounds only in the
     state that they return. A client that never trained has the state ``{}``.
@@ -57,12 +94,25 @@ class Method(NamedTuple):
             first.
     """
 
-    client: Callable[[Any, Message, State], tuple[Message | None, State]]
-    server: Server
-    predict: Callable[[Any, Message, State], Any]
-    exchanges: int = 1
-    form: Callable[[int], Message] | None = None
-    wrappers: tuple[str, ...] = ()
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        client: _Client,
+        server: Server,
+        predict: _Predict,
+        exchanges: int = 1,
+        form: _Form | None = None,
+        wrappers: tuple[str, ...] = (),
+    ) -> "Method":
+        """Make a method of functions."""
+        check.function("client", client)
+        check.instance("server", server, Server, "be a Server(state, answer, step)")
+        check.function("predict", predict)
+        check.count("exchanges", exchanges)
+        check.optional(check.function, "form", form, DECODES)
+        check.instance("wrappers", wrappers, tuple, "be a tuple of names")
+        return super().__new__(cls, client, server, predict, exchanges, form, wrappers)
 
 
 class _Parts(NamedTuple):

@@ -149,7 +149,6 @@ REFUSED = {
     "`method.form` must be a function, by which messages are decoded; got None": (
         lambda: (method()._replace(form=None), {})
     ),
-    "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), {}),
     "`start` must be a Round or None; got a tuple": lambda: (method(), {"start": (0, {}, {})}),
     "`cohorts` must be an iterable": lambda: (method(), {"cohorts": 3}),
     "`max_bytes` must be at least 1; got 0": lambda: (method(), {"max_bytes": 0}),

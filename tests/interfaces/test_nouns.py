@@ -56,7 +56,25 @@ names(pad=zeros(2)) -> ValueError: `pad` must be as wide and where `tokens` is
 names(length=(3,)) -> ValueError: `length` must be a tuple for 2 names
 names(ending=(-1, 2)) -> ValueError: `ending` must be at least 0; got -1
 names(causal=1) -> TypeError: `causal` must be True or False
+server(state=[]) -> TypeError: `state` must be a tree of a dict; got a list of length 0
+server(answer=1) -> TypeError: `answer` must be a function; got 1 (int)
+server(step=None) -> TypeError: `step` must be a function; got None (NoneType)
+server(changes='no') -> TypeError: `changes` must be a bool or None; got 'no' (str)
+method(client={}) -> TypeError: `client` must be a function; got a dict of length 0
+method(server={}) -> TypeError: `server` must be a Server(state, answer, step); got a dict
+method(predict=1) -> TypeError: `predict` must be a function; got 1 (int)
+method(exchanges=0) -> ValueError: `exchanges` must be at least 1; got 0
+method(form={}) -> TypeError: `form` must be a function, by which messages are decoded; got a dict
+method(wrappers='coded') -> TypeError: `wrappers` must be a tuple of names; got 'coded' (str)
 """
+
+
+def server(**parts):
+    return fp.Server(**{"state": {}, "answer": max, "step": max} | parts)
+
+
+def method(**parts):
+    return fp.Method(**{"client": max, "server": server(), "predict": max} | parts)
 
 
 def stream(tokens, replace=False, layer=0):

@@ -251,14 +251,7 @@ REFUSED = {
     "client 2, round 0: `state` must be a dict; got None": lambda: answering(ONE, None),
     "server, round 0: `state['a']` must have strings and": lambda: stepping({"a": {1.5: 0}}),
     "server, round 0: `state` must be a dict; got a list": lambda: stepping([1]),
-    "`method.exchanges` must be at least 1; got 0": lambda: (method(exchanges=0), Data, [[2]]),
     "`method` must be a Method(client, server, predict)": lambda: (small_method, Data, [[2]]),
-    "`method.server.changes` must be a bool or None; got 'no'": lambda: (
-        method()._replace(server=method().server._replace(changes="no")),
-        Data,
-        [[2]],
-    ),
-    "`method.wrappers` must be a tuple": lambda: (method()._replace(wrappers="coded"), Data, [[2]]),
 }
 
 

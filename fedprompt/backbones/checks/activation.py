@@ -7,7 +7,7 @@ import torch.nn as nn
 import fedprompt._refusals as check
 
 
-def check_activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:
+def activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:
     """Warn if weights trained with QuickGELU are in a model with GELU, or the other way round.
 
     The weights do not reveal the mismatch, and no error occurs: the features are just worse.
@@ -34,7 +34,7 @@ def check_activation(clip_model: nn.Module, name: str, pretrained: str) -> bool:
         >>> vision = dict(layers=1, width=8, head_width=4, patch_size=8, image_size=16)
         >>> text = dict(context_length=8, vocab_size=16, width=8, heads=2, layers=1)
         >>> clip_model = open_clip.model.CLIP(4, vision, text, quick_gelu=True)
-        >>> check_activation(clip_model, "ViT-B-16", "openai")
+        >>> check.activation(clip_model, "ViT-B-16", "openai")
         True
     """
     import open_clip

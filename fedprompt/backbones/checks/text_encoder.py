@@ -11,7 +11,7 @@ from fedprompt.interfaces import ClassNames, TextEncoder
 from fedprompt.prompts.context import prompted_text
 
 
-def check_text_encoder(
+def text_encoder(
     encoder: object,
     names: ClassNames,
     *,
@@ -58,10 +58,10 @@ def check_text_encoder(
         >>> from fedprompt import samples
         >>> tower = TextTower(samples.clip(), samples.tokenize)
         >>> names = tower.class_names(["one", "two"])
-        >>> check_text_encoder(tower, names).passed
+        >>> check.text_encoder(tower, names).passed
         True
         >>> tower.dim = 7
-        >>> "shape" in check_text_encoder(tower, names).failed
+        >>> "shape" in check.text_encoder(tower, names).failed
         True
     """
     nouns.class_names(names)

@@ -25,7 +25,7 @@ _MEMBERS = (
 _PROMPTS = 3
 
 
-def check_trunk(
+def trunk(
     trunk: object,
     images: Float[Tensor, "batch channels height width"],
     forward: Callable[[Tensor], Tensor] | None = None,
@@ -70,12 +70,12 @@ def check_trunk(
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk = vit_trunk(model)
         >>> images = torch.rand(2, 3, 16, 16)
-        >>> report = check_trunk(trunk, images, lambda images: model.forward_head(
+        >>> report = check.trunk(trunk, images, lambda images: model.forward_head(
         ...     model.forward_features(images), pre_logits=True))
         >>> report.passed
         True
         >>> trunk.depth = 1
-        >>> check_trunk(trunk, images).failed
+        >>> check.trunk(trunk, images).failed
         ('sizes',)
     """
     check.images(images)
