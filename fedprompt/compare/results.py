@@ -135,7 +135,7 @@ class Results:
             from fedprompt.compare.pictures import bars
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"The picture {EXTRA}") from error
-        bars({name: view for name, view in self.views().items()}, Path(path))
+        bars(self.views(), Path(path))
 
 
 ALL = "all"
