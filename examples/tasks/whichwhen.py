@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
+from torchvision.datasets import ImageFolder
 
 import fedprompt as fp
 import photographs
+from fedprompt.compare.images import opened, squared
 from fedprompt.interfaces import TrainableTrunk
 from tasks import core, digits
 from tasks.ablations import VIT, trial
@@ -24,7 +26,7 @@ from tasks.heads import HeadSetting
 from tasks.photos import DINO
 from tasks.pipeline import Preparation, prepared_trunk
 from tasks.records import Record
-from tasks.sets.readers import ClassFolders, decoded_sides
+from tasks.sets.readers import decoded_sides
 from tasks.tables import FEWEST, gains, grouped, interval, mean, percent
 from tasks.tuning import draws, two_rates
 
@@ -58,6 +60,30 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     build = partial(HeadSetting, trunks=[network(machine)], head_rate=row.values.get(HEAD_RATE))
     shards = fp.data.by_domain(train.domains)
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
+
+
+class ClassFolders(ImageFolder):
+    """Folder with one folder of images for each class.
+
+    Args:
+        folder: Folder.
+        size: Side of the images.
+        classes: Names of the classes, of which some may be missing. If None, those of the folders.
+        values: Further arguments of ``ImageFolder``.
+    """
+
+    def __init__(
+        self, folder: Path, size: int, classes: Sequence[str] | None = None, **values: Any
+    ) -> None:
+        self.given = classes
+        values |= {"transform": partial(squared, size=size), "loader": opened}
+        super().__init__(str(folder), allow_empty=classes is not None, **values)
+
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the classes, and their labels."""
+        if self.given is None:
+            return super().find_classes(directory)
+        return list(self.given), {name: label for label, name in enumerate(self.given)}
 
 
 LEAST = {"train": 2, "test": 1}

@@ -1,6 +1,5 @@
 """Which method when: the example, folders of clients, and the recommendation."""
 
-import numpy as np
 import pytest
 import timm
 from PIL import Image
@@ -9,7 +8,6 @@ from safetensors.torch import save_file
 from tasks import runs, whichwhen
 from tasks.core import Machine, TaskError
 from tasks.runs import Cell
-from tasks.sets import readers
 
 HEAD, SCAFFOLD = "Head tuning", "SCAFFOLD"
 (HEAD_ROW,) = (row for row in whichwhen.ROWS if row.title == HEAD)
@@ -111,16 +109,6 @@ def test_records_and_decoded_images_belong_to_their_images_and_weights(tmp_path,
     assert key(root) != first
     train, _, count = whichwhen.read(root)
     assert train.cells(count).bincount().tolist() == [11, 12, 18, 19]
-
-
-def test_gray_images_of_16_bits_keep_their_levels(tmp_path):
-    levels = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
-    Image.fromarray(levels).save(tmp_path / "gray.png")
-    found = np.asarray(readers.opened(tmp_path / "gray.png"))
-    assert found.shape == (4, 4, 3)
-    assert (found[..., 0].ravel() == np.arange(16) * 17).all()
-    Image.fromarray(np.full((2, 2), 200, dtype=np.int32)).save(tmp_path / "gray.tiff")
-    assert (np.asarray(readers.opened(tmp_path / "gray.tiff")) == 200).all()
 
 
 def test_folders_without_clients_are_refused(tmp_path):

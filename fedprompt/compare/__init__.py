@@ -1,0 +1,1 @@
+"""Methods of the gallery, and your own, on your data under one budget."""
