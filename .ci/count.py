@@ -44,7 +44,10 @@ if __name__ == "__main__":
     listed = subprocess.run(["git", "ls-files", "*.py"], capture_output=True, text=True, check=True)
     texts = {path: Path(path).read_text() for path in listed.stdout.split()}
     areas = {
-        "library": ("fedprompt/", ("fedprompt/methods/", "fedprompt/samples/", "fedprompt/compare/")),
+        "library": (
+            "fedprompt/",
+            ("fedprompt/methods/", "fedprompt/samples/", "fedprompt/compare/"),
+        ),
         "methods and samples": (("fedprompt/methods/", "fedprompt/samples/"), ()),
         "compare": ("fedprompt/compare/", ()),
         "examples": ("examples/", ()),
