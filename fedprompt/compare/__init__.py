@@ -15,6 +15,7 @@ A :class:`Problem` makes a :class:`Trial` for each row and seed: a setting, the 
 their tests. :func:`run` runs all rows, each as one cell, and :class:`Results` are their records.
 """
 
+from fedprompt.compare.folder import folder as folder
 from fedprompt.compare.own import problem as problem
 from fedprompt.compare.problems import Problem as Problem
 from fedprompt.compare.results import Results as Results
@@ -23,4 +24,4 @@ from fedprompt.compare.rows import Row as Row
 from fedprompt.compare.trials import CompareError as CompareError
 from fedprompt.compare.trials import Trial as Trial
 
-__all__ = ["CompareError", "Problem", "Results", "Row", "Trial", "problem", "run"]
+__all__ = ["CompareError", "Problem", "Results", "Row", "Trial", "folder", "problem", "run"]

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt.compare import alone
+from fedprompt.compare.divisions import held_out
 from fedprompt.compare.problems import NEWCOMERS, Problem
 from fedprompt.compare.rows import Row
-from fedprompt.compare.trials import Further, Machine, Trial, held_out
+from fedprompt.compare.trials import Further, Machine, Trial
 from fedprompt.methods import METHODS, ClipSetting, Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs
 
@@ -103,11 +104,11 @@ class Data:
         shards = [torch.as_tensor(np.asarray(shard)).long() for shard in division.train]
         own = division.own and [torch.as_tensor(np.asarray(part)).long() for part in division.own]
         if validate:
-            drawn = [held_out(labels[shard], SHARE, rng) for shard in shards]
-            sides = zip(shards, drawn, strict=True)
-            shards, own = map(
-                list, zip(*((part[~of], part[of]) for part, of in sides), strict=True)
-            )
+            tried = [
+                torch.from_numpy(held_out(labels[shard].numpy(), SHARE, rng)) for shard in shards
+            ]
+            pairs = list(zip(shards, tried, strict=True))
+            shards, own = [part[~of] for part, of in pairs], [part[of] for part, of in pairs]
         tested = inputs, labels
         if not validate:
             tested = self.tests(*where), self.test_labels

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+import torch
+from jaxtyping import Int64, Integer, Shaped
+from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt import data, metrics
-from fedprompt.data._arguments import Generator, Indices, Labels, Names, numbered
 
 __all__ = [
     "Classes",
@@ -24,6 +25,11 @@ __all__ = [
     "own_tests",
     "transfer",
 ]
+
+Labels = Integer[np.ndarray, " _"] | Integer[Tensor, " _"] | Sequence[int | np.integer]
+Names = Labels | Sequence[str] | Shaped[np.ndarray, " _"]
+Indices = Int64[np.ndarray, " _"]
+Generator = np.random.Generator | torch.Generator
 
 
 class Classes(NamedTuple):
@@ -155,15 +161,13 @@ def leave_one_domain_out(
     References:
         Gulrajani and Lopez-Paz, "In Search of Lost Domain Generalization" (DomainBed), ICLR 2021.
     """
-    number, _ = numbered("domains", domains)
-    size = len(number)
-    trained = range(size) if train is None else check.integers("train", train, below=size)
-    mask = np.isin(np.arange(size), trained)
+    names = np.array(check.entries("domains", domains))
+    trained = np.arange(len(names))
+    if train is not None:
+        trained = np.unique(check.integers("train", train, below=len(names)))
     splits = {}
-    for target, (sources, held) in data.leave_one_out(domains).items():
-        parts = [
-            sources[mask[sources] & (number[sources] == one)] for one in np.unique(number[sources])
-        ]
+    for target, (_, held) in data.leave_one_out(domains).items():
+        parts = [trained[names[trained] == one] for one in np.unique(names) if one != target]
         splits[target] = [part for part in parts if len(part)], held
     return splits
 
@@ -235,11 +239,9 @@ def own_tests(clients: Names, tests: Labels) -> dict[Any, Indices]:
         >>> {client: places.tolist() for client, places in found.items()}
         {3: [1], 7: [0, 2]}
     """
-    number, _ = numbered("clients", clients)
-    chosen = check.integers("tests", tests, below=len(number))
-    names = sorted(set(check.entries("clients", clients)))
-    places = {name: np.flatnonzero(number[chosen] == which) for which, name in enumerate(names)}
-    return {name: found for name, found in places.items() if len(found)}
+    names = np.array(check.entries("clients", clients))
+    chosen = names[check.integers("tests", tests, below=len(names))]
+    return {name: np.flatnonzero(chosen == name) for name in np.unique(chosen).tolist()}
 
 
 def class_tests(

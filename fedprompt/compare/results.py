@@ -135,7 +135,7 @@ class Results:
             from fedprompt.compare.pictures import bars
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"The picture {EXTRA}") from error
-        bars({name: view for name, view in self.views().items()}, Path(path))
+        bars(self.views(), Path(path))
 
 
 ALL = "all"
@@ -213,13 +213,17 @@ def _folder(out: str | Path | None) -> Iterator[Path]:
         with TemporaryDirectory() as folder:
             yield Path(folder)
         return
+    yield check_folder(Path(out))
+
+
+def check_folder(out: Path) -> Path:
+    """Make a folder, and require that files can be written to it."""
     try:
-        Path(out).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=out):
-            pass
+            return out
     except OSError as error:
         raise CompareError(f"`out` must be a folder for files; {error}.") from error
-    yield Path(out)
 
 
 def check_device(device: str) -> str:

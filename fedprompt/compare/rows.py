@@ -137,7 +137,8 @@ def read_methods(path: Path) -> dict[str, Entry]:
             raise CompareError(text) from error
     for make in list(vars(module).values()):
         own = inspect.isfunction(make) and make.__module__ == path.stem
-        if own and next(iter(inspect.signature(make).parameters), "") == "setting":
-            if not any(entry.make is make for entry in METHODS.values()):
-                _registered(make)
+        known = METHODS.get(getattr(make, "__name__", ""))
+        new = own and (known is None or known.make.__module__ != path.stem)
+        if new and next(iter(inspect.signature(make).parameters), "") == "setting":
+            _registered(make)
     return {name: entry for name, entry in METHODS.items() if entry.make.__module__ == path.stem}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn as nn
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
@@ -56,20 +56,6 @@ class Images(NamedTuple):
     def cells(self, num_classes: int) -> Int[Tensor, "images"]:
         """Return the pair of domain and class of each image, as one number."""
         return self.domains * num_classes + self.labels
-
-
-def held_out(
-    cells: Int[Tensor, "images"], share: float, generator: np.random.Generator
-) -> Bool[Tensor, "images"]:
-    """Draw a share of the images of each cell, and return for each image whether it is drawn.
-
-    Of two images or more, at least one is drawn.
-    """
-    drawn = torch.zeros(len(cells), dtype=torch.bool)
-    for cell in cells.unique():
-        places = generator.permutation((cells == cell).nonzero()[:, 0])
-        drawn[places[: max(len(places) > 1, round(share * len(places)))]] = True
-    return drawn
 
 
 class Further(NamedTuple):

@@ -91,7 +91,7 @@ class HeldOut:
                 raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
             own = {c: owned("own", c, given, size) for c, given in self.own.items()}
             for client, positions in own.items():
-                if len(positions.unique()) < len(positions):
+                if len(torch.unique(positions)) < len(positions):
                     got = check.kind(positions)
                     raise check.wrong(f"own[{client}]", "have each position once", got)
             object.__setattr__(self, "own", own)
@@ -296,11 +296,19 @@ class _OtherClasses(Federation):
         def renamed(value: Any, names: Any) -> Any:
             return value.renamed(names) if isinstance(value, ClipSetting) else value
 
+        def of(names: Sequence[str]) -> Callable[..., Any]:
+            return learned.of(partial(renamed, names=names))
+
         few = [*islice(cycle(class_names), 2 + (setting.num_classes == 2))]
-        predictions = [learned.of(partial(renamed, names=some)) for some in (class_names, few)]
-        given = (setting.renamed(class_names), federation.inputs, federation.labels)
-        made = dict(zip(("predict", "few"), predictions, strict=True))
-        return cls(*given, federation.shards, **made, few_setting=setting.renamed(few))
+        return cls(
+            setting.renamed(class_names),
+            federation.inputs,
+            federation.labels,
+            federation.shards,
+            predict=of(class_names),
+            few=of(few),
+            few_setting=setting.renamed(few),
+        )
 
     def __post_init__(self) -> None:
         """Labels are of the learned classes, so they are not checked."""

@@ -3,7 +3,6 @@
 import io
 import pickle
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -206,15 +205,6 @@ def test_half_file_of_another_process_is_not_read(tmp_path):
     assert other.read_bytes() == b"half"
 
 
-def test_images_are_cut_in_the_middle():
-    from PIL import Image
-
-    image = Image.fromarray(np.arange(40, dtype=np.uint8)[None].repeat(10, 0), "L")
-    pixels = readers.squared(image, size=10)
-    assert pixels.shape == (3, 10, 10)
-    assert pixels[:, 0].tolist() == [list(range(15, 25))] * 3
-
-
 def test_classes_of_all_domains_must_agree(tmp_path):
     fabricate("office-caltech10", tmp_path)
     folder = tmp_path / "office_caltech_10" / "webcam"
@@ -233,11 +223,3 @@ def test_five_data_sets_keep_their_classes_apart(tmp_path):
     levels = (20 * (task.train.labels[own] - 30)).byte()[:, None].expand(-1, 3)
     assert torch.equal(task.train.pixels[own][:, :, 5, 5], levels)
     assert task.class_names[39] == "Ankle boot"
-
-
-def test_a_fifth_of_each_class_is_held_out():
-    labels = torch.tensor([0] * 10 + [1] * 20)
-    sides = readers.fifth_held_out(SimpleNamespace(targets=labels.tolist()))
-    parts = [torch.tensor(side.indices) for side in sides]
-    assert [labels[part].bincount().tolist() for part in parts] == [[8, 16], [2, 4]]
-    assert torch.cat(parts).sort().values.tolist() == list(range(30))

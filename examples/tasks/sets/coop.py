@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from fedprompt.compare.images import ImageFiles
 from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, words
 
 Lists = dict[str, list[tuple[str, int, str]]]
@@ -82,9 +83,8 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
     lists = read(base) if read else json.loads((base / file).read_text())
     train, test = (
         Listed(
-            [base / images / name for name, _, _ in lists[side]],
+            ImageFiles([base / images / name for name, _, _ in lists[side]], size),
             [int(label) for _, label, _ in lists[side]],
-            size,
         )
         for side in ("train", "test")
     )

@@ -1,21 +1,25 @@
 """Data sets that torchvision does not have, as folders of images and lists of files."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 from torchvision import datasets
 from torchvision.transforms.v2 import functional as vision
 
+from fedprompt.compare.images import ImageFiles
+from fedprompt.data import Folder, read_folder
 from tasks.sets.readers import (
-    ClassFolders,
     Images,
     ImageSet,
     Listed,
     decoded_sides,
     fedbn_lists,
     fifth_held_out,
-    is_image,
+    listed,
     require,
     words,
 )
@@ -34,17 +38,15 @@ def tiny_imagenet(root: Path, size: int) -> ImageSet:
     )
     files = ("wnids.txt", "words.txt", "train", "val/images", "val/val_annotations.txt")
     require(base, files, how)
-    train = ClassFolders(base / "train", side)
+    train = read_folder(base / "train", layout="class")
     lines = (base / "val" / "val_annotations.txt").read_text().splitlines()
     rows = [line.split("\t")[:2] for line in lines]
-    test = Listed(
-        [base / "val" / "images" / file for file, _ in rows],
-        [train.class_to_idx[wnid] for _, wnid in rows],
-        side,
-    )
+    files = ImageFiles([base / "val" / "images" / file for file, _ in rows], side)
+    test = Listed(files, [train.class_names.index(wnid) for _, wnid in rows])
     meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
-    names = tuple(meanings[wnid].split(",")[0] for wnid in train.classes)
-    return ImageSet("", *decoded_sides([train], [test], base, "tiny-imagenet", side), names)
+    names = tuple(meanings[wnid].split(",")[0] for wnid in train.class_names)
+    sides = decoded_sides([listed(train, side)], [test], base, "tiny-imagenet", side)
+    return ImageSet("", *sides, names)
 
 
 def not_mnist(root: Path, size: int) -> ImageSet:
@@ -60,10 +62,21 @@ def not_mnist(root: Path, size: int) -> ImageSet:
         f"{root.resolve()}."
     )
     require(base, tuple("ABCDEFGHIJ"), how)
-    whole = ClassFolders(base, side, is_valid_file=is_image)
-    train, test = fifth_held_out(whole)
+    train, test = (listed(part, side) for part in fifth_held_out(_readable(base)))
     names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
     return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
+
+
+def _readable(base: Path) -> Folder:
+    """Read a folder of classes without the files that are not images."""
+    folder = read_folder(base, layout="class", skip=True)
+
+    def is_image(path: Path) -> bool:
+        with suppress(UnidentifiedImageError), Image.open(path):
+            return True
+        return False
+
+    return folder.at(np.array([is_image(path) for path in folder.paths]))
 
 
 FIVE = {
@@ -116,15 +129,16 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
         "https://github.com/med-air/FedBN links an archive in this form."
     )
     require(base, OFFICE, how)
-    wholes = [ClassFolders(base / domain, size) for domain in OFFICE]
-    classes = wholes[0].classes
+    wholes = [read_folder(base / domain, layout="class") for domain in OFFICE]
+    classes = wholes[0].class_names
     for whole in wholes:
-        if differing := {*classes} ^ {*whole.classes}:
+        if differing := {*classes} ^ {*whole.class_names}:
             rule = "must have the same classes as the other folders; only one has"
             raise ValueError(f"{whole.root} {rule} {sorted(differing)}.")
-    listed = fedbn_lists(base, OFFICE, classes, size)
-    train, test = listed or zip(*map(fifth_held_out, wholes), strict=True)
-    name = "office-caltech10-fedbn" if listed else "office-caltech10"
+    found = fedbn_lists(base, OFFICE, classes, size)
+    own = [[listed(part, size) for part in fifth_held_out(whole)] for whole in wholes]
+    train, test = found or zip(*own, strict=True)
+    name = "office-caltech10-fedbn" if found else "office-caltech10"
     sides = decoded_sides(train, test, base, name, size)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     return ImageSet("", *sides, words([names.get(name, name) for name in classes]), OFFICE)
@@ -144,8 +158,8 @@ def domainnet(root: Path, size: int) -> ImageSet:
     Otherwise it is that of DomainNet's authors.
     """
     base = root / "domainnet"
-    if listed := fedbn_lists(base, DOMAINNET, TEN, size):
-        sides = decoded_sides(*listed, base, "domainnet-fedbn", size)
+    if found := fedbn_lists(base, DOMAINNET, TEN, size):
+        sides = decoded_sides(*found, base, "domainnet-fedbn", size)
         return ImageSet("", *sides, words(TEN), DOMAINNET)
     how = (
         "Download the archives and the lists of all domains from http://ai.bu.edu/M3SDA/ and "
@@ -161,7 +175,7 @@ def domainnet(root: Path, size: int) -> ImageSet:
             paths = [line.rpartition(" ")[0] for line in lines if line]
             paths = [path for path in paths if path.split("/")[1] in TEN]
             labels = [TEN.index(path.split("/")[1]) for path in paths]
-            parts.append(Listed([base / path for path in paths], labels, size))
+            parts.append(Listed(ImageFiles([base / path for path in paths], size), labels))
         sides.append(parts)
     return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), DOMAINNET)
 

@@ -4,7 +4,6 @@ Nothing is downloaded. An error names the missing file and the command or addres
 """
 
 import io
-import os
 import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
-from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
-from torchvision.transforms.v2 import functional as vision
+from torch.utils.data import ConcatDataset, Dataset
 from tqdm import tqdm
 
-from fedprompt.compare.trials import Images, held_out
-
-MANY = 1000
-"""Number of images from which on worker processes decode."""
+from fedprompt.compare.divisions import held_out
+from fedprompt.compare.images import ImageFiles, mapped
+from fedprompt.compare.trials import Images
+from fedprompt.data import Folder
 
 
 class ImageSet(NamedTuple):
@@ -50,23 +45,26 @@ class ImageSet(NamedTuple):
 
 @dataclass
 class Listed(Dataset):
-    """Data set of the image files of a list.
+    """Data set of image files with their labels.
 
     Attributes:
-        paths: Image files.
+        files: Image files.
         labels: Class of each.
-        size: Side in pixels at which images are returned.
     """
 
-    paths: Sequence[Path]
+    files: ImageFiles
     labels: Sequence[int]
-    size: int
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return squared(opened(self.paths[index]), size=self.size), self.labels[index]
+        return self.files[index], int(self.labels[index])
+
+
+def listed(folder: Folder, size: int) -> Listed:
+    """Make the data set of a folder, with images of `size` pixels."""
+    return Listed(ImageFiles(folder.paths, size), folder.labels)
 
 
 def require(root: Path, files: Iterable[str], how: str) -> None:
@@ -93,20 +91,6 @@ def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) 
     call = f"torchvision.datasets.{kind.__name__}({str(root)!r}{given}, download=True)"
     require(root, files, f"To download the data set to this place, run `{call}`.")
     return kind(root, **values)
-
-
-def opened(path: Path | str) -> Image.Image:
-    """Open an image in RGB; of gray levels above 255, 16 bits become 8."""
-    with Image.open(path) as image:
-        if image.mode.startswith("I") and image.getextrema()[1] > 255:
-            image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
-        return image.convert("RGB")
-
-
-def squared(image: Image.Image, *, size: int) -> Tensor:
-    """Resize the short side to `size`, cut out the middle, and return the RGB pixels as uint8."""
-    image = vision.resize(image.convert("RGB"), [size], vision.InterpolationMode.BICUBIC)
-    return vision.pil_to_tensor(vision.center_crop(image, [size]))
 
 
 def in_memory(pixels: Any, labels: Any) -> Images:
@@ -160,58 +144,21 @@ def fedbn_lists(
             paths, names = ArrayUnpickler(io.BytesIO((base / name).read_bytes())).load()
             # Paths are DOMAIN/CLASS/FILE in a folder whose name differs among systems.
             own = [base.joinpath(*Path(path).parts[-3:]) for path in paths]
-            listed.append(Listed(own, [classes.index(name) for name in names], size))
+            listed.append(Listed(ImageFiles(own, size), [classes.index(name) for name in names]))
     return sides
 
 
-def fifth_held_out(dataset: Any) -> tuple[Subset, Subset]:
+def fifth_held_out(folder: Folder) -> tuple[Folder, Folder]:
     """Hold out a fifth of each class for testing, drawn with seed 0."""
-    tested = held_out(torch.as_tensor(dataset.targets), 0.2, np.random.default_rng(0))
-    return tuple(Subset(dataset, side.nonzero()[:, 0].tolist()) for side in (~tested, tested))
-
-
-def is_image(path: str) -> bool:
-    """Return whether a file is an image that can be opened; archives contain a few broken files."""
-    if not path.lower().endswith(IMG_EXTENSIONS):
-        return False
-    try:
-        with Image.open(path):
-            return True
-    except UnidentifiedImageError:
-        return False
-
-
-class ClassFolders(ImageFolder):
-    """Folder with one folder of images for each class.
-
-    Args:
-        folder: Folder.
-        size: Side of the images.
-        classes: Names of the classes, of which some may be missing. If None, those of the folders.
-        values: Further arguments of ``ImageFolder``.
-    """
-
-    def __init__(
-        self, folder: Path, size: int, classes: Sequence[str] | None = None, **values: Any
-    ) -> None:
-        self.given = classes
-        values |= {"transform": partial(squared, size=size), "loader": opened}
-        super().__init__(str(folder), allow_empty=classes is not None, **values)
-
-    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the classes, and their labels."""
-        if self.given is None:
-            return super().find_classes(directory)
-        return list(self.given), {name: label for label, name in enumerate(self.given)}
+    tested = held_out(folder.labels, 0.2, np.random.default_rng(0))
+    return folder.at(~tested), folder.at(tested)
 
 
 def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) -> Images:
     """Decode images once, and map the resulting file in every later call.
 
-    The name of the file has the name, size and number of images. It contains the pixels and then
-    the labels. It is written under another name and renamed when it is complete; a process that is
-    killed can leave a file that ends in ``.part``, which is never read. Changes of the returned
-    pixels are not written to the file. If images are replaced by as many others, delete the file.
+    The name of the file has the name, size and number of images. If images are replaced by as many
+    others, delete the file.
 
     Args:
         datasets: Data sets of (3, size, size) uint8 images and labels; one a domain.
@@ -220,16 +167,9 @@ def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) 
         size: Side of the images in pixels.
     """
     counts = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
-    count = sum(counts)
-    path = folder / f"{name}-{size}px-{count}.images"
-    num_pixels = count * 3 * size * size
-    if not path.exists():
-        _decode(ConcatDataset(datasets), path)
-    if path.stat().st_size != num_pixels + 8 * count:
-        raise ValueError(f"{path} must have {num_pixels + 8 * count} bytes. Delete it.")
-    raw = torch.from_file(str(path), size=num_pixels + 8 * count, dtype=torch.uint8)
-    pixels = raw[:num_pixels].view(count, 3, size, size)
-    labels = raw[num_pixels:].clone().view(torch.int64)
+    whole, path = ConcatDataset(datasets), folder / f"{name}-{size}px-{sum(counts)}.images"
+    bar = partial(tqdm, desc=f"Decoding {path.stem}", unit="batch")
+    pixels, labels = mapped(whole.__getitem__, len(whole), path, size=size, bar=bar)
     return Images(pixels, labels, torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)))
 
 
@@ -239,20 +179,3 @@ def decoded_sides(
     """Decode the training and the test images of each domain."""
     sides = {"train": train, "test": test}
     return tuple(decoded(sides[side], base, f"{name}-{side}", size=size) for side in sides)
-
-
-def _decode(dataset: ConcatDataset, path: Path) -> None:
-    """Write the pixels of all images, then their labels."""
-    workers = min(8, os.cpu_count() or 1) if len(dataset) >= MANY else 0
-    batches = DataLoader(dataset, batch_size=64, num_workers=workers)
-    partial_path = path.with_name(f"{path.name}.{os.getpid()}.part")
-    labels = []
-    try:
-        with partial_path.open("wb") as file:
-            for pixels, batch_labels in tqdm(batches, desc=f"Decoding {path.stem}", unit="batch"):
-                file.write(pixels.numpy().data)
-                labels.append(batch_labels)
-            file.write(torch.cat(labels).numpy().data)
-        partial_path.replace(path)
-    finally:
-        partial_path.unlink(missing_ok=True)

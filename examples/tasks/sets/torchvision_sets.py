@@ -5,7 +5,8 @@ from pathlib import Path
 
 from torchvision import datasets
 
-from tasks.sets.readers import ImageSet, by_torchvision, decoded_sides, in_memory, squared, words
+from fedprompt.compare.images import squared
+from tasks.sets.readers import ImageSet, by_torchvision, decoded_sides, in_memory, words
 
 NUMERALS = tuple("0123456789")
 

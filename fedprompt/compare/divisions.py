@@ -1,0 +1,154 @@
+"""Division of the images of a folder over clients, by a word such as ``dirichlet:0.3:10``."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+import fedprompt._refusals as check
+from fedprompt import data
+from fedprompt.data import Folder
+
+Indices = Int64[np.ndarray, " _"]
+KINDS: dict[str, tuple[Callable[[str], int | float], ...]] = {
+    "domains": (),
+    "folders": (),
+    "iid": (int,),
+    "dirichlet": (float, int),
+    "pathological": (int, int),
+}
+"""Types of the numbers of each kind of division."""
+RULE = "be domains, folders, iid:N, dirichlet:ALPHA:N or pathological:K:N"
+SHARE = 0.2
+"""Share of the images of each client and class that is for testing, if the folder has no split."""
+
+
+class Division(NamedTuple):
+    """Training and test images of clients.
+
+    Attributes:
+        names: Names of the clients: their domains, or numbers.
+        train: Positions of the training images of each client in the folder.
+        test: Positions of the test images of each client; a small client may have none.
+    """
+
+    names: tuple[str, ...]
+    train: list[Indices]
+    test: list[Indices]
+
+    def __str__(self) -> str:
+        """List the numbers of images of each client."""
+        sizes = zip(self.names, map(len, self.train), map(len, self.test), strict=True)
+        return "\n".join(f"  client {name}: train {own}, test {test}" for name, own, test in sizes)
+
+
+def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> Division:
+    """Divide the training images of a folder over clients, and give each its test images.
+
+    With ``domains`` or ``folders``, each domain is a client. ``iid:N`` makes N clients of random
+    images, ``dirichlet:ALPHA:N`` draws the shares of each class for N clients, and
+    ``pathological:K:N`` gives each of N clients K classes.
+
+    Test images are the split ``test`` of the folder, otherwise ``val``. A client is tested on the
+    images of its domain, or on a part of the test images with its shares of the classes. If the
+    folder has neither split, a fifth of the images of each client and class is held out for tests,
+    drawn with seed 0, and at least one of two.
+
+    Args:
+        folder: Images.
+        clients: Division.
+        generator: Source of randomness.
+
+    Raises:
+        ValueError: If `clients` is not such a word, the images do not fit it, or a client has no
+            training images.
+    """
+    kind, *given = clients.split(":")
+    try:
+        numbers = [read(word) for read, word in zip(KINDS[kind], given, strict=True)]
+    except (KeyError, ValueError) as error:
+        raise check.wrong("--clients", RULE, repr(clients)) from error
+    train, test = sides(folder)
+    if kind in ("domains", "folders"):
+        if folder.domain_names == ("",):
+            rule = (
+                f"divide by numbers, such as dirichlet:0.3:10, since {folder.root} has no domains"
+            )
+            raise check.wrong("--clients", rule, repr(clients))
+        names = folder.domain_names
+        parts = [_by_domain(folder, side) for side in (train, test)]
+    else:
+        names = tuple(map(str, range(int(numbers[-1]))))
+        try:
+            parts = _by_numbers(folder, kind, numbers, train, test, generator)
+        except ValueError as error:
+            rule = f"fit {len(train)} training images of {len(folder.class_names)} classes"
+            raise ValueError(f"`--clients {clients}` must {rule}: {error}") from error
+    if not len(test):
+        parts = _held_out_parts(folder, parts[0])
+    for name, part in zip(names, parts[0], strict=True):
+        check.some("--clients", len(part), f"give each client training images; client {name} has")
+    return Division(names, *parts)
+
+
+def sides(folder: Folder) -> tuple[Indices, Indices]:
+    """Return the positions of training and test images; without a test split, ``val`` is it."""
+    train, val, test = (np.flatnonzero(folder.split == side) for side in ("train", "val", "test"))
+    return train, test if len(test) else val
+
+
+def held_out(
+    cells: Indices, share: float, generator: np.random.Generator
+) -> Bool[np.ndarray, " images"]:
+    """Draw a share of the images of each cell, and return for each image whether it is drawn.
+
+    Of two images or more, at least one is drawn.
+    """
+    drawn = np.zeros(len(cells), dtype=bool)
+    order = np.argsort(cells, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(cells[order])) + 1):
+        places = generator.permutation(own)
+        drawn[places[: max(len(places) > 1, round(share * len(places)))]] = True
+    return drawn
+
+
+def _by_domain(folder: Folder, side: Indices) -> list[Indices]:
+    return [side[folder.domains[side] == k] for k in range(len(folder.domain_names))]
+
+
+def _by_numbers(
+    folder: Folder,
+    kind: str,
+    numbers: list[int | float],
+    train: Indices,
+    test: Indices,
+    generator: np.random.Generator,
+) -> list[list[Indices]]:
+    """Divide training images at random, and test images with the same shares of the classes."""
+    labels, first, count = folder.labels[train], numbers[0], int(numbers[-1])
+    if kind == "iid":
+        shards = data.iid(labels, count, generator=generator)
+    elif kind == "dirichlet":
+        shards = data.dirichlet(labels, count, alpha=first, min_size=2, generator=generator)
+    else:
+        classes = int(first)
+        shards = data.pathological(labels, count, classes_per_client=classes, generator=generator)
+    parts = [[train[shard] for shard in shards]]
+    if len(test):
+        shares = data.class_shares(labels, shards, len(folder.class_names))
+        tests = data.allocate(folder.labels[test], shares, min_size=0, generator=generator)
+        parts.append([test[part] for part in tests])
+    return parts
+
+
+def _held_out_parts(folder: Folder, parts: list[Indices]) -> list[list[Indices]]:
+    """Hold out a share of the images of each client and class."""
+    owned = np.concatenate(parts)
+    client = np.repeat(np.arange(len(parts)), list(map(len, parts)))
+    cells = client * len(folder.class_names) + folder.labels[owned]
+    tested = held_out(cells, SHARE, np.random.default_rng(0))
+    return [
+        [np.sort(owned[(client == c) & side]) for c in range(len(parts))]
+        for side in (~tested, tested)
+    ]

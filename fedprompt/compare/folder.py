@@ -1,0 +1,342 @@
+"""A problem from a folder of images: its layout, clients, frozen network and protocol."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedprompt import data, features
+from fedprompt.compare import divisions, own, protocols
+from fedprompt.compare.images import decoded, stamp
+from fedprompt.compare.networks import Network, network
+from fedprompt.compare.own import Chosen, Data, Division
+from fedprompt.compare.pipeline import Preparation, prepared_trunk
+from fedprompt.compare.problems import Problem
+from fedprompt.compare.trials import CompareError, Further
+from fedprompt.methods import ClipSetting, Setting, VitSetting
+from fedprompt.methods.setting import Inputs
+
+CLIENTS = "dirichlet:0.3:10"
+"""Division of a folder without domains, if none is given."""
+BASE = {"full": "base classes", "new": "new classes", "h": "H"}
+
+
+class Part(NamedTuple):
+    """Images of a partition, and further tests.
+
+    Attributes:
+        words: Title.
+        folder: Images that train or are tests of clients.
+        keep: Their positions among all images.
+        further: Further tests by the name of their figure: a store, positions, labels, names.
+    """
+
+    words: str
+    folder: data.Folder
+    keep: np.ndarray
+    further: Mapping[str, tuple["Store", np.ndarray, np.ndarray, Sequence[str] | None]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Images of a folder, and what the frozen network makes of them.
+
+    Attributes:
+        pixels: Images, uint8, as large as those of the network.
+        folder: Their labels, domains and splits.
+        network: Network.
+        cache: Folder of files, or None.
+    """
+
+    pixels: Tensor
+    folder: data.Folder
+    network: Network
+    cache: Path
+
+    def inputs(self, kind: str, device: str) -> Inputs:
+        """Return the inputs of methods: images, or for a CLIP the tokens of its image tower."""
+        if self.network.tower is None:
+            return self.pixels
+        prepare = preparation(self.network)
+        return Prepared(self.pixels, prepare) if kind == "images" else self.tokens(prepare, device)
+
+    def tokens(self, prepare: Preparation, device: str) -> Tensor:
+        """Compute the tokens once, and map the file."""
+        name = f"{stamp(self.folder)}-{self.network.size}px-{self.network.identity}.npy"
+        if not (path := self.cache / name).exists():
+            model, prepared = self.network.model.to(device), prepare.to(device)
+            encode: Any = lambda images: self.network.tokens(prepared(images)).cpu()  # noqa: E731
+            found = features.precompute(encode, self.pixels, batch_size=64)
+            model.to("cpu")
+            part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            with part.open("wb") as file:
+                np.save(file, found.numpy())
+            part.replace(path)
+        return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Images that are prepared when they are read."""
+
+    pixels: Tensor
+    prepare: Preparation
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        """Return a batch."""
+        prepared: Tensor = self.prepare(self.pixels[positions])
+        return prepared
+
+
+def preparation(made: Network) -> Preparation:
+    """Return the preparation of a network's images, which already have its size."""
+    return Preparation(made.size, made.mean, made.std, made.interpolation)
+
+
+def folder(
+    root: str | os.PathLike[str],
+    *,
+    vit: Any = None,
+    clip: Any = None,
+    size: int | None = None,
+    clients: str | None = None,
+    shots: int | None = None,
+    base_to_new: bool = False,
+    leave_one_out: bool = False,
+    test: str | os.PathLike[str] | None = None,
+    newcomers: int = 0,
+    layout: str | None = None,
+    skip: bool = False,
+    rounds: int = 10,
+    steps: int | None = None,
+    cohort_size: int | None = None,
+    batch_size: int | None = None,
+    autocast: torch.dtype | None = None,
+    template: str = "a photo of a {}.",
+    cache: str | os.PathLike[str] | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> Problem:
+    """Make a problem from a folder of images, which :func:`fedprompt.data.read_folder` reads.
+
+    Without a split, a fifth of the images of each domain and class are tests, the same for all
+    seeds. Inputs of frozen parts are computed once.
+
+    Args:
+        root: Folder of images, or a list of them.
+        vit: Vision transformer: a name of timm, open_clip or transformers, NAME=FILE, or a model.
+        clip: CLIP, in the same way.
+        size: Side of the images in pixels. If None, that of the network.
+        clients: ``"domains"``, ``"folders"``, ``"iid:N"``, ``"dirichlet:ALPHA:N"`` or
+            ``"pathological:K:N"``. If None, domains are clients; without any, Dirichlet shares of
+            ten clients.
+        shots: Number of training images of each class, of all clients together. If None, all.
+        base_to_new: Whether clients train on the first half of the classes, and are also tested on
+            the others (:func:`~fedprompt.compare.protocols.base_to_new`).
+        leave_one_out: Whether each domain in turn is left out, and the others are clients
+            (:func:`~fedprompt.compare.protocols.leave_one_domain_out`).
+        test: Folder of further tests, of the same or of other classes
+            (:func:`~fedprompt.compare.protocols.transfer`).
+        newcomers: Number of clients, the last ones, that never train.
+        layout: Layout of the folder. If None, it is found.
+        skip: Whether to leave out damaged images.
+        rounds: Number of rounds.
+        steps: Number of batches of a client in a round. If None, an epoch of an average client.
+        cohort_size: Number of clients in a round. If None, all, but at most ten.
+        batch_size: Number of images in a batch. If None, a quarter of those of an average client,
+            from 4 to 32.
+        autocast: torch.bfloat16, or None for float32.
+        template: Sentence around a class name, for CLIP.
+        cache: Folder of decoded images and tokens. If None, a temporary one.
+        say: Function that is called with the description of the folder and of the clients.
+
+    Raises:
+        ValueError: If the folder, the network or the division cannot be used.
+        ConnectionError: If the weights are not on this machine.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("root", "say")}
+    if (vit is None) == (clip is None):
+        raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
+    if sum((base_to_new, leave_one_out)) == 2 or (base_to_new and clip is None):
+        raise CompareError("`base_to_new` needs a CLIP, and no `leave_one_out`.")
+    found = data.read_folder(root, layout=layout, skip=skip)
+    say(str(found))
+    made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
+    place = TemporaryDirectory(ignore_cleanup_errors=True) if cache is None else None
+    where = {"made": made, "cache": Path(place.name if place else cache), "skip": skip}
+    store = stored(found, **where)
+    parts = parts_of(store, base_to_new, leave_one_out)
+    identity: list[Any] = [stamp(store.folder), made.identity, made.size, *given.values()]
+    if test is not None:
+        other = stored(data.read_folder(test, skip=skip), **where)
+        say(str(other.folder))
+        further = {"transfer": transferred(other, store.folder, clip is not None)}
+        for name, part in parts.items():
+            parts[name] = part._replace(further={**part.further, **further})
+        identity.append(stamp(other.folder))
+    words = clients or ("domains" if store.folder.domain_names != ("",) else CLIENTS)
+    words = "domains" if leave_one_out else words
+    divide = partial(divided, clients=words, shots=shots)
+    division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
+    say(f"clients {words}, seed 0\n{described(division)}")
+    mean = sum(map(len, division.train)) / len(division.train)
+    budget = {"rounds": rounds, "steps": steps, "cohort_size": cohort_size, "autocast": autocast}
+    budget["batch_size"] = batch_size or int(min(max(mean / 4, 4), 32))
+    of = {
+        name: data_of(store, part, divide, newcomers, template, budget)
+        for name, part in parts.items()
+    }
+    columns, compared = columns_of(base_to_new, leave_one_out, test is not None)
+    problem = own.of_data(
+        {name: f"{part.words}{words}" for name, part in parts.items()},
+        of.__getitem__,
+        columns,
+        identity,
+        title=f"{Path(root).resolve().name}, {made.name}",
+        compared=compared,
+        again=partial(folder, root, **given),
+    )
+    return replace(problem, files=place)
+
+
+def described(division: Division) -> str:
+    """List the numbers of training and test images of each client."""
+    sizes = zip(division.names, division.train, division.own or division.train, strict=True)
+    return "\n".join(f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes)
+
+
+def columns_of(
+    base_to_new: bool, leave_one_out: bool, test: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the columns of a table, and those of which differences are tested."""
+    columns, compared = dict(own.COLUMNS), ("own", "full")
+    if base_to_new:
+        columns, compared = BASE | {"own": "own base tests"}, ("h", "new")
+    if leave_one_out:
+        columns |= {"unseen": "unseen domain", "full": "seen domains"}
+        compared = ("unseen", "own")
+    if test:
+        columns, compared = columns | {"transfer": "other folder"}, ("transfer", compared[0])
+    return columns, compared
+
+
+def stored(found: data.Folder, made: Network, cache: Path, skip: bool) -> Store:
+    """Decode the images of a folder once, and give a folder without a split its tests."""
+    cache.mkdir(parents=True, exist_ok=True)
+    pixels, found = decoded(found, cache, size=made.size, skip=skip)
+    if not len(divisions.sides(found)[1]):
+        cells = found.domains * len(found.class_names) + found.labels
+        tested = divisions.held_out(cells, divisions.SHARE, np.random.default_rng(0))
+        found = replace(found, split=np.where(tested, "test", "train"))
+    return Store(pixels, found, made, cache)
+
+
+def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, Part]:
+    """Return the partitions of a protocol: one, or one for each domain that is left out."""
+    found = store.folder
+    if base_to_new:
+        base, new = protocols.base_to_new(found.labels, found.class_names)
+        names = tuple(base.names)
+        kept = replace(found.at(base.positions), labels=base.labels, class_names=names)
+        _, tests = divisions.sides(found)
+        tested = np.isin(new.positions, tests)
+        further = store, new.positions[tested], new.labels[tested], new.names
+        return {"": Part("base to new, ", kept, base.positions, {"new": further})}
+    if not leave_one_out:
+        return {"": Part("", found, np.arange(len(found)))}
+    parts = {}
+    for target, (_, held) in protocols.leave_one_domain_out(found.domains).items():
+        keep = np.flatnonzero(found.domains != target)
+        rest = found.at(keep)
+        numbers, domains = np.unique(rest.domains, return_inverse=True)
+        names = tuple(found.domain_names[number] for number in numbers)
+        rest = replace(rest, domains=domains, domain_names=names)
+        further = {"unseen": (store, held, found.labels[held], None)}
+        name = found.domain_names[target]
+        parts[name] = Part(f"without {name}, ", rest, keep, further)
+    return parts
+
+
+def transferred(
+    other: Store, found: data.Folder, clip: bool
+) -> tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]:
+    """Return the tests of another folder, whose classes may be others for a CLIP."""
+    _, tests = divisions.sides(other.folder)
+    names = other.folder.class_names
+    if set(names) <= set(found.class_names):
+        labels = np.array([found.class_names.index(name) for name in names])
+        return other, tests, labels[other.folder.labels[tests]], None
+    if not clip:
+        raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
+    kept = protocols.transfer(other.folder.labels[tests], names)
+    return other, tests[kept.positions], kept.labels, kept.names
+
+
+def divided(
+    found: data.Folder, generator: np.random.Generator, *, clients: str, shots: int | None
+) -> Division:
+    """Divide the images of a folder, or a few training images of each class, over clients."""
+    chosen = np.arange(len(found))
+    if shots is not None:
+        train, test = divisions.sides(found)
+        few = protocols.few_shots(found.labels, shots=shots, generator=generator, among=train)
+        chosen = np.sort(np.concatenate([few, test]))
+    parts = divisions.divide(found.at(chosen), clients, generator=generator)
+    train, test = ([chosen[own] for own in side] for side in (parts.train, parts.test))
+    return Division(train, test, parts.names)
+
+
+def data_of(
+    store: Store,
+    part: Part,
+    divide: Callable[[data.Folder, np.random.Generator], Division],
+    newcomers: int,
+    template: str,
+    budget: Mapping[str, Any],
+) -> Data:
+    """Return the data of a partition."""
+
+    def inputs(kind: str, device: str) -> Inputs:
+        return Chosen(store.inputs(kind, device), torch.from_numpy(part.keep))
+
+    def further(name: str, kind: str, device: str) -> Further:
+        source, places, labels, names = part.further[name]
+        every = Chosen(source.inputs(kind, device), torch.from_numpy(places))
+        return Further(every, torch.from_numpy(labels), names and worded(names))
+
+    labels = torch.from_numpy(part.folder.labels)
+    return Data(
+        setting=setting_of(store.network, part.folder.class_names, template, budget),
+        inputs=inputs,
+        labels=labels,
+        tests=inputs,
+        test_labels=labels,
+        divide=partial(divide, part.folder),
+        newcomers=newcomers,
+        further={name: partial(further, name) for name in part.further},
+    )
+
+
+def setting_of(
+    made: Network, class_names: Sequence[str], template: str, budget: Mapping[str, Any]
+) -> Setting:
+    """Return the setting of a network."""
+    if made.tower is not None:
+        names = worded(class_names)
+        return ClipSetting(tower=made.tower, class_names=names, template=template, **budget)
+    trunk: Any = prepared_trunk(made.trunk, preparation(made))  # type: ignore[arg-type]
+    return VitSetting(trunk=trunk, num_classes=len(class_names), **budget)
+
+
+def worded(names: Sequence[str]) -> list[str]:
+    """Return class names with spaces, as a text tower knows them."""
+    return [name.replace("_", " ") for name in names]

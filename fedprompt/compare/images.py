@@ -1,0 +1,265 @@
+"""Image files as tensors: read when they are needed, or decoded once into a file that is mapped."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fedprompt.data import Folder
+
+BITS = (8, 10, 12, 14, 16)
+"""Bit depths of gray images."""
+DEEP = {".png", ".tif", ".tiff", ".pgm"}
+"""Extensions of images that can have more than 8 bits."""
+CHUNK = 256
+"""Number of images that are decoded at a time."""
+WIDEST = 64
+"""Largest ratio of the sides of an image; of a longer one, only the middle is resized."""
+
+Pixels = UInt8[Tensor, "images 3 size size"]
+Bar = Callable[[Sequence[range]], Iterable[range]]
+
+
+def opened(path: str | os.PathLike[str], *, bits: int | None = None) -> Image.Image:
+    """Open an image in RGB with 8 bits, upright as its EXIF orientation says.
+
+    Gray levels above 255 are scaled by their bit depth, and floats from [0, 1]. As in torchvision,
+    transparency is ignored.
+
+    Args:
+        path: Image file.
+        bits: Bit depth of gray images with levels above 255. If None, it is the smallest of 10, 12,
+            14 and 16 that has the largest level of the image.
+
+    Raises:
+        OSError: If the file is damaged, too large, or has values of unknown range. The message has
+            the path.
+    """
+    try:
+        with Image.open(path) as image:
+            halved = ";16" in str(image.tile) and not image.mode.startswith("I")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode == "F" or upright.mode.startswith("I"):
+                upright = Image.fromarray(_eight_bits(np.asarray(upright), bits))
+            elif upright.mode == "P":  # its transparency may be bytes, which RGB does not take
+                upright = upright.convert("RGBA")
+            found = upright.convert("RGB")
+        if halved and np.asarray(found).max() < 64:
+            raise ValueError("it has colors of less than 16 bits in 16 bits; save it with 8 bits")
+        return found
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise errors of many types
+        text = str(error).rstrip(".") or type(error).__name__
+        raise OSError(f"{path} cannot be read as an image: {text}.") from error
+
+
+def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
+    """Scale gray levels to 8 bits.
+
+    Raises:
+        ValueError: If integers are negative or above 65535, or floats outside of [0, 1].
+    """
+    low, high = levels.min(), levels.max()
+    limit = 1 if levels.dtype.kind == "f" else 2**16 - 1
+    if not 0 <= low <= high <= limit:
+        raise ValueError(f"its levels must lie in [0, {limit}]; got from {low} to {high}")
+    if limit == 1:
+        return (255 * levels).round().astype(np.uint8)
+    largest = 2 ** (bits or depth(int(high))) - 1
+    scaled = levels.astype(np.int64) * 255 // largest
+    return scaled.clip(max=255).astype(np.uint8)
+
+
+def depth(level: int) -> int:
+    """Return the smallest bit depth that has a gray level."""
+    return next(bits for bits in BITS if level < 2**bits)
+
+
+def squared(image: Image.Image, *, size: int) -> UInt8[Tensor, "3 size size"]:
+    """Resize the short side of an image to `size`, bicubic, and cut out the middle, in RGB."""
+    image = image.convert("RGB")
+    width, height = image.size
+    short = min(width, height)
+    if max(width, height) > WIDEST * short:  # resized, it would be too large for the memory
+        image = _middle(image, min(width, WIDEST * short), min(height, WIDEST * short))
+        width, height = image.size
+    sides = int(size * width / short), int(size * height / short)
+    image = _middle(image.resize(sides, Image.Resampling.BICUBIC), size, size)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Image files as uint8 images, which are read when they are indexed.
+
+    Gray images with levels above 255 have the bit depth of the largest level in all files.
+
+    Args:
+        paths: Image files.
+        size: Side of the images in pixels.
+    """
+
+    paths: Sequence[Path]
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, positions: Any) -> Tensor:
+        """Read the image at a position, (3, size, size), or stack the images at several."""
+        chosen = torch.arange(len(self))[positions]
+        images = [
+            squared(opened(self.paths[i], bits=self.bits), size=self.size)
+            for i in chosen.flatten().tolist()
+        ]
+        stack = torch.stack(images) if images else torch.empty(0, 3, self.size, self.size).byte()
+        return stack if chosen.ndim else stack[0]
+
+    @cached_property
+    def bits(self) -> int:
+        """Bit depth of the gray images with levels above 255."""
+        highest = 255
+        for path in self.paths:
+            if path.suffix.lower() in DEEP:
+                with suppress(Exception), Image.open(path) as image:  # refused when it is read
+                    if image.mode.startswith("I"):
+                        highest = max(highest, int(np.asarray(image).max()))
+        return depth(min(highest, 2**16 - 1))
+
+
+def decoded(
+    folder: Folder, cache: Path, *, size: int, skip: bool = False, bar: Bar = iter
+) -> tuple[Pixels, Folder]:
+    """Decode the images of a folder once, and map the resulting file in every later call.
+
+    The name of the file has a hash of the names, sizes and times of all images.
+
+    Args:
+        folder: Image files.
+        cache: Folder of the file, which is made if it does not exist.
+        size: Side of the images in pixels.
+        skip: Whether to leave out images that cannot be read.
+        bar: Function that wraps the chunks of images in a progress bar.
+
+    Returns:
+        Images, and the folder without the ones that were left out.
+
+    Raises:
+        ValueError: If an image cannot be read.
+    """
+    files = ImageFiles(folder.paths, size)
+    path = cache / f"{stamp(folder)}-{size}px.images"
+
+    def read(place: int) -> tuple[Tensor, int]:
+        try:
+            return files[place], place
+        except OSError as error:
+            told = "Correct it, or leave such files out by `skip=True`."
+            raise ValueError(f"{error} {told}") from error
+
+    pixels, kept = mapped(read, len(folder), path, size=size, skip=skip, bar=bar)
+    if len(kept) < len(folder):
+        lost = np.setdiff1d(np.arange(len(folder)), kept)
+        skipped = {**folder.skipped, "cannot be read": folder.at(lost).paths}
+        folder = replace(folder.at(kept), skipped=skipped)
+    return pixels, folder
+
+
+def stamp(folder: Folder) -> str:
+    """Return a hash of the names, sizes and times of the images of a folder."""
+    hashed = hashlib.sha256()
+    for path in folder.paths:
+        found = path.stat()
+        name = os.path.relpath(path, folder.root)
+        hashed.update(repr((name, found.st_size, found.st_mtime_ns)).encode())
+    return hashed.hexdigest()[:12]
+
+
+def mapped(
+    read: Callable[[int], tuple[Tensor, int]],
+    count: int,
+    path: Path,
+    *,
+    size: int,
+    skip: bool = False,
+    bar: Bar = iter,
+) -> tuple[Pixels, Int64[Tensor, " images"]]:
+    """Write images and their numbers to a file once, and map it.
+
+    The file has the pixels and then the numbers. It is written under another name and renamed when
+    it is complete. A process that is killed can leave a file that ends in ``.part``, which is never
+    read. Changes of the returned pixels are not written to the file.
+
+    Args:
+        read: Function from a position to an image (3, size, size), uint8, and a number, such as its
+            label. Threads call it. It raises a ValueError for an image that cannot be read.
+        count: Number of positions.
+        path: File.
+        size: Side of the images in pixels.
+        skip: Whether to leave out images that cannot be read.
+        bar: Function that wraps the chunks of images in a progress bar.
+
+    Returns:
+        Images and numbers.
+
+    Raises:
+        ValueError: If an image cannot be read, or the file is damaged.
+    """
+    each = 3 * size * size + 8
+    if not path.exists():
+        _write(read, count, path, skip, bar)
+    kept, rest = divmod(path.stat().st_size, each)
+    if rest or kept > count or not kept:
+        raise ValueError(f"{path} must have {each} bytes for each of {count} images. Delete it.")
+    if kept < count and not skip:
+        raise ValueError(f"{path} lacks {count - kept} of {count} images that cannot be read.")
+    raw = torch.from_file(str(path), size=kept * each, dtype=torch.uint8)
+    pixels, numbers = raw[: kept * (each - 8)], raw[kept * (each - 8) :].clone()
+    return pixels.view(kept, 3, size, size), numbers.view(torch.int64)
+
+
+def _write(
+    read: Callable[[int], tuple[Tensor, int]], count: int, path: Path, skip: bool, bar: Bar
+) -> None:
+    """Write the pixels of all images, then their numbers."""
+
+    def pair(place: int) -> tuple[Tensor, int] | None:
+        try:
+            return read(place)
+        except ValueError:
+            if skip:
+                return None
+            raise
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+    part, numbers = path.with_name(f"{path.name}.{os.getpid()}.part"), list[int]()
+    try:
+        with part.open("wb") as file, ThreadPoolExecutor() as pool, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            for chunk in bar(chunks):
+                for pixels, number in filter(None, pool.map(pair, chunk)):
+                    file.write(pixels.numpy().data)
+                    numbers.append(number)
+            file.write(np.array(numbers, dtype=np.int64).data)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""Clients of a folder by a word, their test images, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedprompt.compare.divisions import divide, held_out
+from fedprompt.data import Folder
+
+
+def folder(labels, domains=None, split=None, names=("",)):
+    """Make a folder without files."""
+    count = len(labels)
+    paths = tuple(Path(f"{k}.png") for k in range(count))
+    labels, domains = np.asarray(labels), np.zeros(count, int) if domains is None else domains
+    split = np.array(["train"] * count) if split is None else np.asarray(split)
+    classes = tuple("abcdef"[: labels.max() + 1])
+    return Folder(Path("photos"), "x", paths, labels, np.asarray(domains), split, classes, names)
+
+
+def divided(given, clients, seed=0):
+    return divide(given, clients, generator=np.random.default_rng(seed))
+
+
+def counts(given, parts):
+    classes = len(given.class_names)
+    return [np.bincount(given.labels[part], minlength=classes).tolist() for part in parts]
+
+
+@pytest.mark.parametrize("clients", ["domains", "folders"])
+def test_domains_are_clients_with_a_fifth_of_each_class_for_testing(clients):
+    """Classes of 10, 4, 2 and 1 images: 2, 1, 1 and 0 are held out."""
+    labels = [0] * 10 + [1] * 4 + [1] * 2 + [0]
+    given = folder(labels, [0] * 14 + [1] * 3, names=("art", "photo"))
+    found = divided(given, clients)
+    assert found.names == ("art", "photo")
+    assert counts(given, found.test) == [[2, 1], [0, 1]]
+    assert counts(given, found.train) == [[8, 3], [1, 1]]
+    assert sorted(np.concatenate(found.train + found.test)) == list(range(17))
+    other = divided(given, clients, seed=1)  # tests are drawn with seed 0 in any case
+    assert [part.tolist() for part in other.test] == [part.tolist() for part in found.test]
+    assert str(found) == "  client art: train 11, test 3\n  client photo: train 2, test 1"
+
+
+def test_domains_keep_their_own_test_images():
+    split = ["train", "train", "val", "test"] * 3
+    given = folder([0, 1, 0, 1] * 3, np.arange(12) // 4, split, names=("x", "y", "z"))
+    found = divided(given, "domains")
+    assert [part.tolist() for part in found.train] == [[0, 1], [4, 5], [8, 9]]
+    assert [part.tolist() for part in found.test] == [[3], [7], [11]]
+    without = given.at(given.split != "test")  # then `val` is for testing
+    assert [part.tolist() for part in divided(without, "domains").test] == [[2], [5], [8]]
+
+
+NUMBERS = {"iid:4": 4, "dirichlet:0.5:5": 5, "pathological:2:6": 6}
+
+
+@pytest.mark.parametrize("clients", NUMBERS)
+@pytest.mark.parametrize("tests", [0, 60])
+def test_images_are_divided_over_so_many_clients(clients, tests):
+    labels = np.arange(180 + tests) % 3
+    split = ["train"] * 180 + ["test"] * tests
+    given = folder(labels, split=split)
+    found = divided(given, clients)
+    assert found.names == tuple(map(str, range(NUMBERS[clients])))
+    owned = np.concatenate(found.train + found.test)
+    assert sorted(owned) == list(range(180 + tests))
+    tested = np.array(counts(given, found.test))
+    trained = np.array(counts(given, found.train))
+    if tests:  # a client has its share of each class, to one image
+        assert np.concatenate(found.test).min() == 180
+        assert np.abs(tested - trained / 3).max() <= 1
+    else:
+        whole = trained + tested
+        assert (tested == np.maximum(whole > 1, (0.2 * whole).round())).all()
+    if clients.startswith("pathological"):
+        assert ((trained > 0).sum(1) == 2).all()
+    again, other = divided(given, clients), divided(given, clients, seed=1)
+    assert [p.tolist() for p in again.train] == [p.tolist() for p in found.train]
+    assert [p.tolist() for p in other.train] != [p.tolist() for p in found.train]
+
+
+def test_test_images_of_a_class_that_nobody_trains_belong_to_no_client():
+    given = folder([0, 1, 0, 1, 0, 1, 2], split=["train"] * 4 + ["test"] * 3)
+    assert sum(map(len, divided(given, "iid:2").test)) == 2
+
+
+def test_a_share_of_each_cell_is_held_out():
+    cells = np.array([7] * 10 + [0] * 20 + [3] * 2 + [5])
+    tested = held_out(cells, 0.2, np.random.default_rng(0))
+    assert [int(tested[cells == cell].sum()) for cell in (7, 0, 3, 5)] == [2, 4, 1, 0]
+
+
+REFUSED = {
+    "domain": "must be domains, folders, iid:N, dirichlet:ALPHA:N or pathological:K:N; got",
+    "iid": "must be domains",
+    "iid:x": "must be domains",
+    "iid:2:3": "must be domains",
+    "dirichlet:3": "must be domains",
+    "pathological:0.5:3": "must be domains",
+    "domains": "must divide by numbers, such as dirichlet:0.3:10, since photos has no domains",
+    "iid:0": "iid:0` must fit 20 training images of 2 classes: `num_clients` must be at least 1",
+    "iid:21": "`num_clients` must be at most 20",
+    "dirichlet:-1:2": "dirichlet:-1:2` must fit 20 training images of 2 classes: `alpha` must be",
+    "dirichlet:nan:2": "`alpha` must be",
+    "dirichlet:0.1:20": "`min_size`",
+    "pathological:3:2": "`classes_per_client`",
+}
+
+
+@pytest.mark.parametrize("clients", REFUSED)
+def test_refusals_have_flag_rule_and_value(clients):
+    with pytest.raises(ValueError, match=r"^`--clients") as error:
+        divided(folder([0, 1] * 10), clients)
+    assert REFUSED[clients] in str(error.value)
+    assert repr(clients) in str(error.value) or f"`--clients {clients}`" in str(error.value)
+
+
+def test_a_client_without_training_images_is_named():
+    given = folder([0, 1, 0, 1], [0, 0, 1, 1], ["train"] * 2 + ["test"] * 2, names=("a", "b"))
+    with pytest.raises(ValueError, match="give each client training images; client b has; got"):
+        divided(given, "domains")
