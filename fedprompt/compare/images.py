@@ -79,8 +79,9 @@ def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "heig
     if limit == 1:
         return (255 * levels).round().astype(np.uint8)
     largest = 2 ** (bits or depth(int(high))) - 1
-    scaled = levels.astype(np.int64) * 255 // largest
-    return scaled.clip(max=255).astype(np.uint8)
+    scaled: UInt8[np.ndarray, "height width"]
+    scaled = (levels.astype(np.int64) * 255 // largest).clip(max=255).astype(np.uint8)
+    return scaled
 
 
 def depth(level: int) -> int:
@@ -167,6 +168,8 @@ def decoded(
     """
     files = ImageFiles(folder.paths, size)
     path = cache / f"{stamp(folder)}-{size}px.images"
+    if not path.exists():
+        _ = files.bits  # once, before threads read
 
     def read(place: int) -> tuple[Tensor, int]:
         try:

@@ -5,6 +5,7 @@ from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
+from fedprompt.data.saved_shards import load_shards, save_shards
 from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
 from fedprompt.data.splits import base_new_split, few_shot, group_split, study_quiz_split
 
@@ -23,9 +24,11 @@ __all__ = [
     "iid",
     "iid_shares",
     "labels_of",
+    "load_shards",
     "pathological",
     "pathological_shares",
     "quantity_skew",
     "read_folder",
+    "save_shards",
     "study_quiz_split",
 ]

@@ -77,7 +77,7 @@ class Folder:
         >>> print(folder)
         .: layout own, 3 images, 2 classes
           images: train 2, test 1
-          classes: cat 1, dog 2; from 1 to 2 images
+          classes: cat 1, dog 2
         >>> folder.at(folder.split == "test").paths == files[2:]
         True
     """
@@ -116,7 +116,8 @@ class Folder:
             lines.append(f"  {len(more)} more domains: from {min(more)} to {max(more)} images")
         sizes = np.bincount(self.labels, minlength=len(self.class_names)).tolist()
         each = [f"{name} {size}" for name, size in zip(self.class_names, sizes, strict=True)]
-        lines.append(f"  classes: {_few(each)}; from {min(sizes)} to {max(sizes)} images")
+        spread = f", from {min(sizes)} to {max(sizes)} images" if len(sizes) > SHOWN else ""
+        lines.append(f"  classes: {_few(each)}{spread}")
         trained = set(self.labels[self.split == "train"].tolist())
         if missing := [n for i, n in enumerate(self.class_names) if i not in trained]:
             lines.append(f"  classes without training images: {_few(missing)}")

@@ -73,7 +73,7 @@ def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
         f"{tmp_path}: layout domain/class, 8 images, 3 classes, 2 domains",
         "  art: train 6",
         "  photo: train 2",
-        "  classes: cat 3, dog 3, owl 2; from 2 to 3 images",
+        "  classes: cat 3, dog 3, owl 2",
         f"  left out: 1 (hidden), such as {tmp_path}/art/cat/._1.png",
         f"  left out: 1 (a folder without images), such as {tmp_path}/photo/owl",
     ]
