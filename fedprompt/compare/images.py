@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -254,7 +255,7 @@ def _write(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-    part, numbers = path.with_name(f"{path.name}.{os.getpid()}.part"), list[int]()
+    part, numbers = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
     try:
         with part.open("wb") as file, ThreadPoolExecutor() as pool, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -123,7 +123,7 @@ class Folder:
             lines.append(f"  classes without training images: {_few(missing)}")
         for reason, paths in self.skipped.items():
             lines.append(f"  left out: {len(paths)} ({reason}), such as {paths[0]}")
-        return "\n".join(lines)
+        return _nfc("\n".join(lines))
 
 
 def read_folder(
@@ -219,7 +219,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _nfc(name: str) -> str:
-    return normalize("NFC", name)
+    """Compose accents, and escape the bytes of a name that is not in UTF-8."""
+    return normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _leave(

@@ -281,6 +281,19 @@ def test_names_with_spaces_and_accents_have_one_order_and_one_form(tmp_path):
     assert all(path.exists() for path in found.paths)
 
 
+def test_names_that_are_not_in_utf_8_are_escaped(tmp_path):
+    """Old archives have names in Latin-1."""
+    for name in (b"caf\xe9/1.png", b"the/1.png", b"the/2\xe9.txt"):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(b"an image")
+    folder = read_folder(tmp_path)
+    assert folder.class_names == ("caf\\xe9", "the")
+    assert all(path.exists() for path in folder.paths)
+    assert r"the/2\xe9.txt" in str(folder).encode().decode()
+
+
 def test_chosen_images_keep_the_numbers_of_their_classes(tmp_path):
     folder = read_folder(make(tmp_path, "{art,photo}/{cat,dog}/{1,2}.png"))
     for chosen in ([7, 1], np.arange(8) % 3 == 0):
