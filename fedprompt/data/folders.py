@@ -77,7 +77,7 @@ class Folder:
         >>> print(folder)
         .: layout own, 3 images, 2 classes
           images: train 2, test 1
-          classes: cat 1, dog 2; from 1 to 2 images
+          classes: cat 1, dog 2
         >>> folder.at(folder.split == "test").paths == files[2:]
         True
     """
@@ -116,13 +116,14 @@ class Folder:
             lines.append(f"  {len(more)} more domains: from {min(more)} to {max(more)} images")
         sizes = np.bincount(self.labels, minlength=len(self.class_names)).tolist()
         each = [f"{name} {size}" for name, size in zip(self.class_names, sizes, strict=True)]
-        lines.append(f"  classes: {_few(each)}; from {min(sizes)} to {max(sizes)} images")
+        spread = f", from {min(sizes)} to {max(sizes)} images" if len(sizes) > SHOWN else ""
+        lines.append(f"  classes: {_few(each)}{spread}")
         trained = set(self.labels[self.split == "train"].tolist())
         if missing := [n for i, n in enumerate(self.class_names) if i not in trained]:
             lines.append(f"  classes without training images: {_few(missing)}")
         for reason, paths in self.skipped.items():
             lines.append(f"  left out: {len(paths)} ({reason}), such as {paths[0]}")
-        return "\n".join(lines)
+        return _nfc("\n".join(lines))
 
 
 def read_folder(
@@ -218,7 +219,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _nfc(name: str) -> str:
-    return normalize("NFC", name)
+    """Compose accents, and escape the bytes of a name that is not in UTF-8."""
+    return normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _leave(

@@ -73,7 +73,7 @@ def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
         f"{tmp_path}: layout domain/class, 8 images, 3 classes, 2 domains",
         "  art: train 6",
         "  photo: train 2",
-        "  classes: cat 3, dog 3, owl 2; from 2 to 3 images",
+        "  classes: cat 3, dog 3, owl 2",
         f"  left out: 1 (hidden), such as {tmp_path}/art/cat/._1.png",
         f"  left out: 1 (a folder without images), such as {tmp_path}/photo/owl",
     ]
@@ -279,6 +279,19 @@ def test_names_with_spaces_and_accents_have_one_order_and_one_form(tmp_path):
     assert found.domain_names == ("a b", "caf\u00e9")
     assert found.labels.tolist() == [0, 1, 0, 1]
     assert all(path.exists() for path in found.paths)
+
+
+def test_names_that_are_not_in_utf_8_are_escaped(tmp_path):
+    """Old archives have names in Latin-1."""
+    for name in (b"caf\xe9/1.png", b"the/1.png", b"the/2\xe9.txt"):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(b"an image")
+    folder = read_folder(tmp_path)
+    assert folder.class_names == ("caf\\xe9", "the")
+    assert all(path.exists() for path in folder.paths)
+    assert r"the/2\xe9.txt" in str(folder).encode().decode()
 
 
 def test_chosen_images_keep_the_numbers_of_their_classes(tmp_path):
