@@ -34,6 +34,7 @@ from fedprompt.methods.fedmaple import fedmaple as fedmaple
 from fedprompt.methods.fedmd import fedmd as fedmd
 from fedprompt.methods.fedmgp import fedmgp as fedmgp
 from fedprompt.methods.fedmix import fedmix as fedmix
+from fedprompt.methods.fedmvp import fedmvp as fedmvp
 from fedprompt.methods.fedopt import fedadam as fedadam
 from fedprompt.methods.fedopt import fedavgm as fedavgm
 from fedprompt.methods.fedopt import fedyogi as fedyogi

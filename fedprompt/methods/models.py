@@ -238,6 +238,8 @@ class ClipSetting(Setting):
         scale: Factor of the cosines in logits.
         template: Sentence around a class name, such as ``"a photo of a {}."``.
         length: Number of learnable tokens of a context.
+        attributes: Sentences that describe each class, one or more for each, for methods such as
+            FedMVP. If None, a class has one sentence, its name in `template`.
 
     Example:
         >>> from fedprompt import TextTower, samples
@@ -258,12 +260,20 @@ class ClipSetting(Setting):
     scale: float
     template: str
     length: int = 8
+    attributes: Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.class_names) != self.num_classes:
             rule = f"have a name for each of {self.num_classes} classes"
             raise check.wrong("class_names", rule, len(self.class_names))
+        if self.attributes is not None:
+            check.sequence("attributes", self.attributes, "sequences of sentences")
+            if len(self.attributes) != self.num_classes:
+                rule = f"have sentences for each of {self.num_classes} classes"
+                raise check.wrong("attributes", rule, len(self.attributes))
+            for label, texts in enumerate(self.attributes):
+                check.texts(f"attributes[{label}]", texts)
         self.names = self.tower.class_names(self.class_names)
 
     def new_context(self) -> fp.ContextPrompts:
@@ -277,6 +287,14 @@ class ClipSetting(Setting):
     def handwritten_text(self) -> Float[Tensor, "classes dim"]:
         """Encode the class names in the handwritten template, normalized."""
         return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])
+
+    def attribute_text(self) -> list[Float[Tensor, "sentences dim"]]:
+        """Encode the sentences of each class, normalized; without attributes, the template."""
+        if self.attributes is None:
+            return list(self.handwritten_text().split(1))
+        texts = [text for each in self.attributes for text in each]
+        features = fp.zero_shot_classifier(self.tower, texts, ["{}"])
+        return list(features.split([len(each) for each in self.attributes]))
 
 
 def check_sequences(**values: Any) -> None:

@@ -53,6 +53,7 @@ LONGER = {"fedkd": 90, "dpfpl": 70, "fedhpl": 90, "sgpt": 91, "fedl2g": 101}
 
 EXTENDS = {
     "fedivlp": "fedmaple",
+    "fedmvp": "fedmaple",
     "fedtgp": "fedproto",
     "promptfl_fedamp": "fedamp",
     "promptsrc": "fedivlp",
