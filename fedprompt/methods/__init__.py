@@ -82,6 +82,7 @@ from fedprompt.methods.scaffold import scaffold as scaffold
 from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
+from fedprompt.methods.trip import trip as trip
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [
