@@ -34,6 +34,7 @@ from fedprompt.methods.fedmaple import fedmaple as fedmaple
 from fedprompt.methods.fedmd import fedmd as fedmd
 from fedprompt.methods.fedmgp import fedmgp as fedmgp
 from fedprompt.methods.fedmix import fedmix as fedmix
+from fedprompt.methods.fedmvp import fedmvp as fedmvp
 from fedprompt.methods.fedopt import fedadam as fedadam
 from fedprompt.methods.fedopt import fedavgm as fedavgm
 from fedprompt.methods.fedopt import fedyogi as fedyogi
@@ -83,6 +84,7 @@ from fedprompt.methods.scaffold import scaffold as scaffold
 from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
+from fedprompt.methods.trip import trip as trip
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [

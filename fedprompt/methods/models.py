@@ -255,6 +255,8 @@ class ClipSetting(Setting):
         scale: Factor of the cosines in logits. If None, that of the model (``logit_scale``).
         template: Sentence around a class name.
         length: Number of learnable tokens of a context.
+        attributes: Sentences that describe each class, one or more for each, for methods such as
+            FedMVP. If None, a class has one sentence, its name in `template`.
 
     Example:
         >>> from fedprompt import TextTower, samples
@@ -270,6 +272,7 @@ class ClipSetting(Setting):
     scale: float = cast(float, None)
     template: str = "a photo of a {}."
     length: int = 8
+    attributes: Sequence[Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -287,6 +290,17 @@ class ClipSetting(Setting):
         if len(self.class_names) not in (0, count):
             rule = f"have a name for each of {count} classes"
             raise check.wrong("class_names", rule, len(self.class_names))
+        self._check_attributes()
+
+    def _check_attributes(self) -> None:
+        if self.attributes is None:
+            return
+        check.sequence("attributes", self.attributes, "sequences of sentences")
+        if len(self.attributes) != self.num_classes:
+            rule = f"have sentences for each of {self.num_classes} classes"
+            raise check.wrong("attributes", rule, len(self.attributes))
+        for label, texts in enumerate(self.attributes):
+            check.texts(f"attributes[{label}]", texts)
 
     def completed(self, clients: Iterable[int], class_names: Sequence[str] = ()) -> Self:
         """Return a setting of these clients and class names, if this one has none."""
@@ -298,7 +312,10 @@ class ClipSetting(Setting):
         return replace(self, class_names=class_names).completed(clients)
 
     def renamed(self, class_names: Sequence[str]) -> Self:
-        """Return the same setting of other classes."""
+        """Return the same setting of other classes, which have no attributes."""
+        if self.attributes is not None:
+            rule = "be those of the setting, whose `attributes` describe them"
+            raise check.wrong("class_names", rule, check.kind(class_names))
         return replace(self, class_names=class_names, num_classes=len(class_names))
 
     def check_complete(self) -> None:
@@ -322,6 +339,14 @@ class ClipSetting(Setting):
     def handwritten_text(self) -> Float[Tensor, "classes dim"]:
         """Encode the class names in the handwritten template, normalized."""
         return fp.zero_shot_classifier(self.tower, self.class_names, [self.template])
+
+    def attribute_text(self) -> list[Float[Tensor, "sentences dim"]]:
+        """Encode the sentences of each class, normalized; without attributes, the template."""
+        if self.attributes is None:
+            return list(self.handwritten_text().split(1))
+        texts = [text for each in self.attributes for text in each]
+        features = fp.zero_shot_classifier(self.tower, texts, ["{}"])
+        return list(features.split([len(each) for each in self.attributes]))
 
 
 def _scale(clip: Any) -> float:

@@ -28,7 +28,7 @@ import fedprompt as fp
 from fedprompt.methods.fedivlp import IndependentClip
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.steps import averaged, mean_of_rounds, rounds_server, take_step
 
 
 class _Regulated(IndependentClip):
@@ -75,20 +75,8 @@ def promptsrc(
             take_step(optimizer, loss)
         return fp.collect(model, weight=data.num_examples), state
 
-    def answer(client, state):
-        return fp.named("newest", state["newest"]) | fp.named("mean", state["mean"])
+    def weight(server_round: int) -> float:
+        return math.exp(-200 * ((server_round + 1) / setting.rounds - 0.75) ** 2)
 
-    def step(server_round, payloads, state):
-        newest = {n: entry.value for n, entry in fp.weighted_mean(payloads.values()).items()}
-        weight = math.exp(-200 * ((server_round + 1) / setting.rounds - 0.75) ** 2)
-        total = state["total"] + weight
-        mean = {n: old + (newest[n] - old) * (weight / total) for n, old in state["mean"].items()}
-        return {"newest": newest, "mean": mean, "total": total}
-
-    def predict(data, answer, state):
-        fp.load_values(model, fp.part(answer, "mean"))
-        return model
-
-    first = fp.snapshot(model)
-    server = fp.Server({"newest": first, "mean": first, "total": 0.0}, answer, step)
-    return averaged(model, train, server=server, predict=predict)
+    server = rounds_server(fp.snapshot(model), weight)
+    return averaged(model, train, server=server, predict=mean_of_rounds(model))

@@ -50,7 +50,7 @@ _FACTOR, _POSITIVE = partial(check.number, at_least=0), partial(check.number, ab
 _SHARE, _FRACTION = partial(_FACTOR, at_most=1), partial(_POSITIVE, at_most=1)
 
 RANGES: dict[str, Callable[[str, Any], None]] = {
-    **dict.fromkeys(("temperature", "epsilon", "norm", "threshold"), _POSITIVE),
+    **dict.fromkeys(("temperature", "epsilon", "norm", "threshold", "capacity"), _POSITIVE),
     **dict.fromkeys(("mass", "outer_step", "energies"), _FRACTION),
     **dict.fromkeys(("alpha", "beta", "mix", "momentum", "decay", "share"), _SHARE),
     **dict.fromkeys(

@@ -137,6 +137,40 @@ def broadcast(client: int, state: fp.interfaces.State) -> Any:
     return state
 
 
+def rounds_server(
+    first: Mapping[str, Tensor], weight: Callable[[int], float], *, first_weight: float = 0.0
+) -> fp.Server:
+    """Make a server that sends the mean of the last round, and a weighted mean of all rounds.
+
+    Args:
+        first: Initial values, under "newest" and "mean" of the state and of answers.
+        weight: Function from a round to its weight in the mean of all rounds.
+        first_weight: Weight of the initial values in that mean.
+    """
+
+    def answer(client: int, state: Any) -> Any:
+        return fp.named("newest", state["newest"]) | fp.named("mean", state["mean"])
+
+    def step(server_round: int, payloads: Any, state: Any) -> Any:
+        newest = {n: entry.value for n, entry in fp.weighted_mean(payloads.values()).items()}
+        now = weight(server_round)
+        total = state["total"] + now
+        mean = {n: old + (newest[n] - old) * (now / total) for n, old in state["mean"].items()}
+        return {"newest": newest, "mean": mean, "total": total}
+
+    return fp.Server({"newest": first, "mean": first, "total": first_weight}, answer, step)
+
+
+def mean_of_rounds(model: nn.Module) -> Callable[[ClientData, Any, Any], nn.Module]:
+    """Make the prediction with the mean of all rounds of :func:`rounds_server`."""
+
+    def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
+        fp.load_values(model, fp.part(answer, "mean"))
+        return model
+
+    return predict
+
+
 @torch.no_grad()
 def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
     """Average the features of each class over all inputs of a client, in parts."""
