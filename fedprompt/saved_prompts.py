@@ -1,10 +1,14 @@
-"""Trained prompts in a file that records the backbone and the class names they belong to."""
+"""Trained prompts in a file or a folder that records the backbone and the class names."""
 
 import hashlib
 import json
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, overload
 
+import torch
 import torch.nn as nn
 
 import fedprompt._refusals as check
@@ -12,6 +16,16 @@ from fedprompt._names import inner_name
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
+from fedprompt.prompted_network import (
+    CARD,
+    CONFIG,
+    FILE,
+    PromptedNetwork,
+    card,
+    make_config,
+    parts_of,
+    rebuilt,
+)
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
@@ -20,6 +34,7 @@ __all__ = ["load_prompts", "save_prompts"]
 _COUNT = "num_classes"
 _LAYERS = "layers"
 _LONGEST = 1000
+_HUB = "hub:"
 
 
 def save_prompts(
@@ -28,6 +43,13 @@ def save_prompts(
     *,
     trunk: Trunk | TextEncoder | nn.Module,
     class_names: Sequence[str] = (),
+    model: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    sentence: str = "",
+    scale: float | None = None,
+    method: str = "",
+    data: str = "",
+    license: str = "",
 ) -> None:
     """Save a trained module and the fingerprint of the backbone that it belongs to.
 
@@ -35,59 +57,123 @@ def save_prompts(
     are recorded, too. The file is in the safetensors format. Hashing reads every weight of the
     backbone once.
 
+    With `model`, the name of the network in its library, a folder is written: the file
+    ``prompts.safetensors``, a description ``config.json`` and a card ``README.md``. Then
+    :func:`load_prompts` builds the network and the prompts in one call. The module of a folder is
+    :class:`LayeredPrompts`, or a module whose parts are such `prompts` and a linear `head`, or it
+    is one context of :class:`ContextPrompts` for a CLIP of open_clip.
+
     Args:
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
             finite.
-        path: Path of the file. An existing file is replaced when all bytes are on the disk.
+        path: Path of the file or the folder. An existing file is replaced when all bytes are on the
+            disk. With ``"hub:USER/NAME"``, the folder is uploaded to the Hugging Face Hub.
         trunk: Trunk, text tower or network that the module was trained with; see
-            :func:`fingerprint` for trunks of your own.
+            :func:`fingerprint` for trunks of your own. For a context in a folder it is the CLIP
+            itself, so that its image tower is compared, too.
         class_names: Class names in the order of labels. If empty, no class names are recorded.
+        model: Name of the network: ``timm:NAME``, ``open_clip:NAME:TAG`` or ``transformers:NAME``.
+            If None, a file is written.
+        arguments: Arguments of the network's constructor, such as ``{"img_size": 96}`` in timm.
+        sentence: Sentence around the class names, for the card.
+        scale: Factor of the cosines in the logits of a context. If None, that of the CLIP.
+        method: Method of the training, for the card.
+        data: Data of the training, for the card.
+        license: License of the prompts, as the Hub names it, such as ``"mit"``.
+
+    Raises:
+        ValueError: If `module` has parts that a folder cannot describe, `model` is not a name of
+            this form, or `trunk` does not belong to it.
 
     Example:
+        >>> import timm
         >>> from tempfile import TemporaryDirectory
-        >>> from timm.models.vision_transformer import VisionTransformer
-        >>> def make_trunk():
-        ...     size = {"embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 0}
-        ...     return vit_trunk(VisionTransformer(16, 4, **size))
-        >>> trunk, other_trunk = make_trunk(), make_trunk()
-        >>> trained, prompts = DeepPrompts(3, 8, 2), DeepPrompts(3, 8, 2)
+        >>> from safetensors.torch import save_file
+        >>> network = timm.create_model("test_vit", num_classes=0).eval()
+        >>> trunk = vit_trunk(network)
+        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": nn.Linear(64, 2)})
         >>> with TemporaryDirectory() as folder:
-        ...     path = f"{folder}/prompts.safetensors"
-        ...     save_prompts(trained, path, trunk=trunk)
-        ...     load_prompts(prompts, path, trunk=trunk)
-        ...     try:
-        ...         load_prompts(prompts, path, trunk=other_trunk)
-        ...     except ValueError as error:
-        ...         print(str(error).split("`blob` ")[1].split(",")[0])
-        must come from the same weights
-        >>> torch.equal(prompts.tokens, trained.tokens)
-        True
+        ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
+        ...     about = {"class_names": ["cat", "dog"], "method": "fedvpt_d"}
+        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, model="timm:test_vit", **about)
+        ...     model = load_prompts(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
+        >>> model.class_names, model(torch.zeros(1, 3, 160, 160)).shape
+        (['cat', 'dog'], torch.Size([1, 2]))
     """
-    parts = fingerprint(trunk, class_names=class_names)
-    count = {_COUNT: str(len(class_names))} if class_names else {}
-    header = Header(parts, meta={_LAYERS: _layers(module)} | count)
-    save_payload(snapshot(module, buffers=True), path, header=header)
+    if model is None:
+        given = {"arguments": arguments, "scale": scale, "sentence": sentence, "method": method}
+        given |= {"data": data, "license": license}
+        if unused := [name for name, value in given.items() if value]:
+            raise check.wrong(unused[0], "be left out without `model`, which makes a folder", "one")
+        _save_file(module, path, trunk, class_names)
+        return
+    about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
+    about |= {"method": method, "data": data, "license": license}
+    parts = parts_of(module)
+    if "context" in parts and not isinstance(trunk, nn.Module):
+        rule = "be the CLIP itself, so that its image tower is compared, too"
+        raise check.wrong_type("trunk", rule, check.kind(trunk))
+    config = make_config(parts, class_names, model, about)
+    with tempfile.TemporaryDirectory() as scratch:
+        hub = fspath(path).startswith(_HUB)
+        folder = Path(scratch) if hub else Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        _save_file(parts, folder / FILE, trunk, class_names)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        name = fspath(path) if hub else folder.name
+        (folder / CARD).write_text(card(config, name), encoding="utf-8")
+        if hub:
+            _upload(folder, fspath(path).removeprefix(_HUB))
 
 
+@overload
 def load_prompts(
     module: nn.Module,
     path: str | PathLike[str],
     *,
     trunk: Trunk | TextEncoder | nn.Module,
     class_names: Sequence[str] = (),
-) -> None:
-    """Load a file of :func:`save_prompts` into a module of the same form.
+) -> None: ...
+@overload
+def load_prompts(
+    module: str | PathLike[str],
+    *,
+    weights: str | PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> PromptedNetwork: ...
+def load_prompts(
+    module: nn.Module | str | PathLike[str],
+    path: str | PathLike[str] | None = None,
+    *,
+    trunk: Trunk | TextEncoder | nn.Module | None = None,
+    class_names: Sequence[str] = (),
+    weights: str | PathLike[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> PromptedNetwork | None:
+    """Load a file of :func:`save_prompts` into a module of the same form, or a whole folder.
 
     Loading runs no code from the file. The module is unchanged if the file is refused.
 
+    With a folder in place of the module, the network is made by its library, and returned with the
+    prompts as one module in eval mode. It maps images to logits, or to features if there is no
+    head. Its attributes are `network`, `class_names` and `config`. Images are normalized as the
+    library says for this network.
+
     Args:
         module: Module with the names, shapes and dtypes of the saved one. Its visual prompts enter
-            at the same layers, and replace earlier ones if those did.
+            at the same layers, and replace earlier ones if those did. Or a folder, or
+            ``"hub:USER/NAME"`` on the Hugging Face Hub, with ``@REVISION`` behind it if needed.
         path: Path of the file.
         trunk: Trunk, text tower or network that the module will be used with. Its fingerprint must
             be the recorded one.
         class_names: Class names in the order of labels; they must be the recorded ones. If empty,
             they are not compared.
+        weights: Weights of the network for a folder: a file, or for transformers a folder. If None,
+            the library downloads them. Their fingerprint must be the recorded one.
+        device: Device of the network of a folder.
+
+    Returns:
+        None for a file, and the network with prompts for a folder.
 
     Raises:
         ValueError: If the file is damaged, or belongs to another backbone, to other class names or
@@ -105,6 +191,46 @@ def load_prompts(
         >>> torch.equal(prompts.tokens, trained.tokens)
         True
     """
+    if isinstance(module, nn.Module):
+        if path is None or trunk is None:
+            rule = "be given with `trunk`, for a module"
+            raise check.wrong_type("path", rule, check.kind(path))
+        _load_file(module, path, trunk, class_names)
+        return None
+    folder = _downloaded(fspath(module))
+    prompted = rebuilt(folder, weights, device)
+    _load_file(prompted.parts, folder / FILE, prompted.trunk, prompted.class_names)
+    return prompted.eval()
+
+
+def _upload(folder: Path, name: str) -> None:
+    """Upload a folder to a repository of the Hub, which is made if it does not exist."""
+    import huggingface_hub
+
+    hub = huggingface_hub.HfApi()
+    hub.create_repo(name, exist_ok=True)
+    hub.upload_folder(repo_id=name, folder_path=str(folder))
+
+
+def _downloaded(source: str) -> Path:
+    """Return a folder, downloaded from the Hub if it is there."""
+    if not source.startswith(_HUB):
+        return Path(source)
+    import huggingface_hub
+
+    name, _, revision = source.removeprefix(_HUB).partition("@")
+    wanted = {"revision": revision or None, "allow_patterns": [FILE, CONFIG]}
+    return Path(huggingface_hub.snapshot_download(name, **wanted))
+
+
+def _save_file(module: nn.Module, path: Any, trunk: Any, class_names: Sequence[str]) -> None:
+    parts = fingerprint(trunk, class_names=class_names)
+    count = {_COUNT: str(len(class_names))} if class_names else {}
+    header = Header(parts, meta={_LAYERS: _layers(module)} | count)
+    save_payload(snapshot(module, buffers=True), path, header=header)
+
+
+def _load_file(module: nn.Module, path: Any, trunk: Any, class_names: Sequence[str]) -> None:
     form = snapshot(module, buffers=True)
     parts = fingerprint(trunk, class_names=class_names)
     classes = parts.pop("classes", None)

@@ -7,16 +7,19 @@ other parameters of the copy are frozen.
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.nn as nn
+from safetensors.torch import save_file
 from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._random_streams import device_of
 
-__all__ = ["adapters", "biases", "lora", "norms"]
+__all__ = ["adapters", "biases", "lora", "norms", "save_lora"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -77,6 +80,50 @@ def lora(
         tuned: Any = inject_adapter_in_model(config, copy.deepcopy(model))
     weights = [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
     return _trained(tuned, weights, "have linear layers")
+
+
+def save_lora(model: nn.Module, path: str | PathLike[str], *, base_model: str = "") -> None:
+    """Save the factors of a model of :func:`lora` as a folder that PEFT loads.
+
+    ``PeftModel.from_pretrained(backbone, path)`` then computes the same features as `model`. Heads
+    are not saved. The backbone is the frozen one, so save no LoRA of a method that changes its
+    weights, such as FedEx-LoRA and FLoRA.
+
+    Args:
+        model: Model with LoRA, such as ``now.model(method, data).trunk.model`` of a method.
+        path: Path of the folder, for ``adapter_config.json`` and ``adapter_model.safetensors``.
+        base_model: Name of the backbone on the Hugging Face Hub, for PEFT's description.
+
+    Raises:
+        ValueError: If `model` has no LoRA.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from peft import PeftModel
+        >>> from fedprompt import samples
+        >>> model, _ = lora(samples.vit("S"), rank=2)
+        >>> images = samples.digits().test_images[:2]
+        >>> with TemporaryDirectory() as folder:
+        ...     save_lora(model, folder)
+        ...     loaded = PeftModel.from_pretrained(samples.vit("S"), folder)
+        >>> torch.equal(loaded(images), model(images))
+        True
+    """
+    check.module("model", model)
+    check.text("base_model", base_model)
+    if (config := getattr(model, "peft_config", {}).get("default")) is None:
+        raise check.wrong("model", "have LoRA, as of `lora`", type(model).__name__)
+    from peft import get_peft_model_state_dict
+
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = copy.copy(config)
+    described.base_model_name_or_path = base_model or None
+    described.inference_mode = True
+    described.save_pretrained(fspath(folder))
+    factors = get_peft_model_state_dict(model).items()  # PEFT wraps a model twice
+    named = {f"base_model.model.{name}": value.contiguous() for name, value in factors}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def adapters(

@@ -1,9 +1,11 @@
 """LoRA, adapters, norms and biases: a copy of a model, and its trainable parameters."""
 
+import copy
 import sys
 from functools import partial
 
 import open_clip
+import peft
 import pytest
 import torch
 import torch.nn as nn
@@ -12,9 +14,11 @@ import transformers
 
 import fedprompt as fp
 from clips import VISION
-from fedprompt.tuning import adapters, biases, lora, norms
+from fedprompt.methods import METHODS
+from fedprompt.tuning import adapters, biases, lora, norms, save_lora
 from models import build, perturbed, row_named, tiny_vit
 from refusals import check_refused, refusals
+from tiny_federations import last, vit_federation
 from tolerance import assert_near
 
 LORA, ADAPTERS = partial(lora, rank=2), partial(adapters, width=3)
@@ -133,6 +137,7 @@ unread() -> ValueError: `trainable` must be read by the features; leave out the 
 lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
 lora(tiny_vit(), rank=1, generator=3) -> TypeError: `generator` must be a torch.Generator; got 3
 lora(LORA(tiny_vit())[0], rank=1) -> ValueError: `model` must have no LoRA yet; merge it first
+save_lora(tiny_vit(), "folder") -> ValueError: `model` must have LoRA, as of `lora`; got Vision
 trunk_in_bfloat16() -> ValueError: `trainable` must be in float32 or float64, because half precision
 adapters(norms_alone(), width=1) -> ValueError: `model` must have modules named mlp with linear
 adapters(tiny_vit(), width=0) -> ValueError: `width` must be at least 1; got 0
@@ -152,3 +157,17 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"needs PEFT: pip install 'fedprompt\[peft\]'"):
         LORA(tiny_vit())
+
+
+@pytest.mark.parametrize("name", ["fedlora", "ffa_lora", "fedsa_lora"])
+def test_peft_loads_the_lora_of_a_client_and_computes_the_same(name, tmp_path):
+    federation = vit_federation(rounds=1)
+    tuned = last(METHODS[name].make, federation, rank=3).of(federation.cohort(0)[0]).trunk.model
+    save_lora(tuned, tmp_path / "lora", base_model="me/vit")
+    config = peft.LoraConfig.from_pretrained(tmp_path / "lora")
+    assert (config.r, config.lora_alpha, config.base_model_name_or_path) == (3, 3, "me/vit")
+    model = copy.deepcopy(federation.trunk.model)
+    before = model(federation.inputs)
+    loaded = peft.PeftModel.from_pretrained(model, tmp_path / "lora")
+    assert torch.equal(loaded(federation.inputs), tuned(federation.inputs))
+    assert not torch.allclose(tuned(federation.inputs), before)

@@ -79,7 +79,7 @@ from fedprompt.methods.promptfl_fedprox import promptfl_fedprox as promptfl_fedp
 from fedprompt.methods.promptfl_ft import promptfl_ft as promptfl_ft
 from fedprompt.methods.promptfolio import promptfolio as promptfolio
 from fedprompt.methods.promptsrc import promptsrc as promptsrc
-from fedprompt.methods.registry import METHODS, Entry, register
+from fedprompt.methods.registry import METHODS, Entry, import_packages, register
 from fedprompt.methods.scaffold import scaffold as scaffold
 from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
@@ -107,3 +107,5 @@ __all__ = [
     "take_step",
     *METHODS,
 ]
+
+import_packages()  # after `__all__`, which has the methods of this package alone

@@ -1,8 +1,11 @@
 """The list of the gallery's methods, with what a study needs to know about each."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import fedprompt._refusals as check
@@ -19,6 +22,7 @@ __all__ = [
     "Entry",
     "Range",
     "adapted",
+    "import_packages",
     "range_of",
     "register",
 ]
@@ -182,6 +186,21 @@ def register(
         return cast(_Make, checked)
 
     return add
+
+
+def import_packages() -> None:
+    """Import the modules that installed packages name in the group ``fedprompt.methods``.
+
+    A module registers its methods when it is imported. A package that fails is warned of, and the
+    other ones are imported all the same.
+    """
+    for point in entry_points(group="fedprompt.methods"):
+        try:
+            import_module(point.module)
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else point.name
+            text = f"Methods of the package {package} are left out: {point.module} raised {error!r}"
+            warnings.warn(text, stacklevel=2)
 
 
 def range_of(name: str) -> Callable[[str, Any], None] | None:

@@ -1,0 +1,113 @@
+"""Networks by the name that a library gives them, with weights of the library or of a file."""
+
+import re
+from collections.abc import Callable, Mapping
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+import torch.nn as nn
+
+import fedprompt._refusals as check
+
+ARGUMENTS = {
+    "timm": {
+        "img_size",
+        "in_chans",
+        "patch_size",
+        "dynamic_img_size",
+        "global_pool",
+        "class_token",
+    },
+    "open_clip": {"force_quick_gelu", "force_image_size"},
+    "transformers": set[str](),
+}
+"""Arguments that a name may have. None of them runs code, or reads a file."""
+
+_FORMS = {
+    "timm": r"[\w.-]+",
+    "open_clip": r"[\w.-]+(:[\w.-]+)?",
+    "transformers": r"[\w.-]+(/[\w.-]+)?",
+}
+
+
+class Named(NamedTuple):
+    """Name of a network.
+
+    Attributes:
+        library: "timm", "open_clip" or "transformers".
+        name: Name in the library, for open_clip with the tag of the weights after a colon.
+    """
+
+    library: str
+    name: str
+
+    @property
+    def hub(self) -> str:
+        """Repository of the weights on the Hugging Face Hub, or nothing if it is not known."""
+        return {"timm": f"timm/{self.name}", "transformers": self.name}.get(self.library, "")
+
+
+def parsed(model: str, arguments: Mapping[str, Any]) -> Named:
+    """Split a name such as ``timm:vit_small_patch16_224.augreg_in1k``, and check its arguments."""
+    check.text("model", model)
+    library, _, name = model.partition(":")
+    if library not in _FORMS or not re.fullmatch(_FORMS[library], name):
+        rule = "be timm:NAME, open_clip:NAME:TAG or transformers:NAME"
+        raise check.wrong("model", rule, repr(model[: check.LONGEST]))
+    rule = f"be among {', '.join(sorted(ARGUMENTS[library])) or 'none'} for {library}"
+    check.known("arguments", arguments, ARGUMENTS[library], rule)
+    return Named(library, name)
+
+
+def named_network(
+    model: str, arguments: Mapping[str, Any], weights: str | PathLike[str] | None
+) -> nn.Module:
+    """Make a network in eval mode.
+
+    Args:
+        model: Name as in :func:`parsed`.
+        arguments: Arguments of the library's constructor, of those in `ARGUMENTS`.
+        weights: File of weights, or for transformers a folder. If None, the library downloads them.
+    """
+    library, name = parsed(model, arguments)
+    file = None if weights is None else fspath(weights)
+    network: nn.Module = _MAKERS[library](name, dict(arguments), file).eval()
+    return network
+
+
+def tokenizer_of(model: str) -> Any:
+    """Return the tokenizer of a CLIP of open_clip."""
+    import open_clip
+
+    return open_clip.get_tokenizer(parsed(model, {}).name.partition(":")[0])
+
+
+def _timm(name: str, arguments: dict[str, Any], file: str | None) -> Any:
+    import timm
+
+    if file is None:
+        return timm.create_model(name, pretrained=True, num_classes=0, **arguments)
+    network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
+    timm.models.load_checkpoint(network, file, strict=False)  # a classifier is left out
+    return network
+
+
+def _open_clip(name: str, arguments: dict[str, Any], file: str | None) -> Any:
+    import open_clip
+
+    architecture, _, tag = name.partition(":")
+    return open_clip.create_model(architecture, pretrained=file or tag, **arguments)
+
+
+def _transformers(name: str, arguments: dict[str, Any], file: str | None) -> Any:
+    from transformers import AutoModel
+
+    del arguments  # it has none
+    return AutoModel.from_pretrained(file or name)
+
+
+_MAKERS: dict[str, Callable[[str, dict[str, Any], str | None], Any]] = {
+    "timm": _timm,
+    "open_clip": _open_clip,
+    "transformers": _transformers,
+}

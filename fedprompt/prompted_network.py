@@ -1,0 +1,162 @@
+"""A network with trained prompts, and the description from which it is built again."""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt._refusals as check
+from fedprompt.backbones.images.patches import image_tokens
+from fedprompt.backbones.images.vit import vit_trunk
+from fedprompt.backbones.named import named_network, parsed, tokenizer_of
+from fedprompt.backbones.text.tower import TextTower
+from fedprompt.freezing import freeze
+from fedprompt.matching.logits import cosine_logits
+from fedprompt.messages.payload import snapshot
+from fedprompt.prompts.context import ContextPrompts, prompted_text
+from fedprompt.prompts.forward import encode_prompted
+from fedprompt.prompts.visual import LayeredPrompts
+
+FORMAT = 1
+FILE, CONFIG, CARD = "prompts.safetensors", "config.json", "README.md"
+
+_PARTS: dict[str, Any] = {"prompts": LayeredPrompts, "head": nn.Linear, "context": ContextPrompts}
+_KINDS = "be LayeredPrompts with or without a linear head, or ContextPrompts"
+
+
+class PromptedNetwork(nn.Module):
+    """Frozen network with trained prompts, which classifies images.
+
+    Args:
+        network: Network of a library, in eval mode.
+        parts: Trained parts, by name: "prompts", "head" or "context".
+        config: Description of both.
+
+    Attributes:
+        class_names: Names of the classes, in the order of labels.
+    """
+
+    def __init__(self, network: nn.Module, parts: nn.ModuleDict, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.network, self.parts, self.config = freeze(network), parts, dict(config)
+        self.class_names = list(config["class_names"])
+        images = cast(nn.Module, getattr(network, "visual", network))  # of open_clip
+        self.trunk: Any = network if "context" in parts else vit_trunk(images)
+        if "context" in parts:
+            self.tower = TextTower(network, tokenizer_of(config["model"]))
+            self.names = self.tower.class_names(self.class_names)
+            given = config["scale"]
+            self.scale = float(cast(Any, network).logit_scale.exp()) if given is None else given
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of images, or their features if there are no classes."""
+        if "context" not in self.parts:
+            pooled = encode_prompted(self.trunk, images, self.parts["prompts"]()).pooled
+            return cast(Tensor, self.parts["head"](pooled)) if "head" in self.parts else pooled
+        context = self.parts["context"]()
+        text = self.tower(prompted_text(context, self.names, class_specific=context.ndim == 4))
+        pooled, _ = image_tokens(self.network, images)
+        return cosine_logits(pooled, text[0], scale=self.scale)
+
+
+def parts_of(module: nn.Module) -> nn.ModuleDict:
+    """Find prompts and head, or the context, and refuse a module with other parameters."""
+    if isinstance(module, LayeredPrompts | ContextPrompts):
+        name = "prompts" if isinstance(module, LayeredPrompts) else "context"
+        return nn.ModuleDict({name: module})
+    children = dict(module.named_children())
+    found = {
+        name: children[name]
+        for name, kind in _PARTS.items()
+        if isinstance(children.get(name), kind)
+    }
+    values = snapshot(module, buffers=True)
+    if other := [name for name in values if name.split(".")[0] not in found]:
+        raise check.wrong("module", f"{_KINDS}, for a folder", f"one with {other[0]!r}")
+    if found.keys() not in ({"prompts"}, {"prompts", "head"}, {"context"}):
+        raise check.wrong("module", f"{_KINDS}, for a folder", f"parts {', '.join(found)!r}")
+    return nn.ModuleDict(found)
+
+
+def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str, Any]:
+    """Describe parts by the arguments of their classes."""
+    if "context" in parts:
+        contexts, *classes, length, dim = cast(Any, parts["context"]).context.shape
+        if contexts > 1:
+            rule = "have one context, because a method combines several of them"
+            raise check.wrong("module", rule, contexts)
+        check.some("class_names", class_names, "name the classes of a context")
+        sizes = {"dim": dim, "length": length, "num_classes": classes[0] if classes else None}
+        return {"kind": "context", "context": sizes}
+    prompts, head = cast(Any, parts["prompts"]), cast(Any, dict(parts.items()).get("head"))
+    _, count, dim = prompts.tokens.shape
+    layers = {"layers": list(prompts.layers), "replace": prompts.replace}
+    made: dict[str, Any] = {"kind": "prompts", "prompts": {"num_prompts": count, "dim": dim}}
+    made["prompts"] |= layers
+    if head is not None:
+        if class_names and len(class_names) != head.out_features:
+            rule = f"have a name for each of {head.out_features} classes of the head"
+            raise check.wrong("class_names", rule, len(class_names))
+        made["head"] = {name: getattr(head, name) for name in ("in_features", "out_features")}
+        made["head"]["bias"] = head.bias is not None
+    return made
+
+
+def make_config(
+    parts: nn.ModuleDict, class_names: Sequence[str], model: str, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe a network with prompts."""
+    parsed(model, about["arguments"])
+    return {
+        "format": FORMAT,
+        "fedprompt": version("fedprompt"),
+        "model": model,
+        **describe_parts(parts, class_names),
+        "class_names": list(class_names),
+        **about,
+    }
+
+
+def rebuilt(
+    folder: Path, weights: str | PathLike[str] | None, device: torch.device | str
+) -> PromptedNetwork:
+    """Build the network of a folder, with new prompts in place of the trained ones."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise check.wrong("folder", f"have a file {CONFIG}, as save_prompts writes it", str(folder))
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if (found := dict(config).get("format")) != FORMAT:
+        rule = f"be of format {FORMAT}; a newer fedprompt may have written it"
+        raise check.wrong(str(path), rule, found)
+    parts = {name: kind(**config[name]) for name, kind in _PARTS.items() if name in config}
+    network = named_network(config["model"], config["arguments"], weights)
+    moved = nn.ModuleDict(parts).to(device)
+    return PromptedNetwork(network.to(device), moved, config)
+
+
+def card(config: Mapping[str, Any], name: str) -> str:
+    """Write the card of a folder, in Markdown."""
+    network = parsed(config["model"], config["arguments"])
+    head = {"library_name": "fedprompt", "base_model": network.hub, "tags": "[fedprompt]"}
+    lines = [f"{key}: {value}" for key, value in head.items() if value]
+    if config["license"]:
+        lines.append(f"license: {config['license']}")
+    rows = {
+        "network": f"`{config['model']}`",
+        "trained part": f"{config['kind']}: `{json.dumps(config[config['kind']])}`",
+        "classes": ", ".join(config["class_names"]),
+        **{key: config[key] for key in ("sentence", "method", "data")},
+        "fedprompt": config["fedprompt"],
+    }
+    table = [f"| {key} | {value} |" for key, value in rows.items() if value]
+    title = f"# {name.removeprefix('hub:')}"
+    text = ["---", *lines, "---", title, "", "Trained prompts of a frozen network.", ""]
+    text += ["| | |", "|---|---|", *table, "", "```python", "import fedprompt as fp", ""]
+    text += [f'model = fp.load_prompts("{name}")', "logits = model(images)", "```", ""]
+    return "\n".join(text)
