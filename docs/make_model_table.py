@@ -27,8 +27,8 @@ forward pass with the same prompts inserted by hooks, to 3e-15 in float64.
 
 ## timm
 
-| Model | Family | Prefix tokens | Pooling |
-|---|---|---|---|
+| Model | Family | Pooling |
+|---|---|---|
 {accepted}
 
 ## open_clip
@@ -36,14 +36,14 @@ forward pass with the same prompts inserted by hooks, to 3e-15 in float64.
 Pass the image tower, `vit_trunk(clip_model.visual)`. The names are those of open_clip's
 configurations.
 
-| Model | Family | Prefix tokens | Features |
-|---|---|---|---|
+| Model | Family | Features |
+|---|---|---|
 {open_clip}
 
 ## transformers
 
-| Model | Family | Prefix tokens | Features |
-|---|---|---|---|
+| Model | Family | Features |
+|---|---|---|
 {transformers}
 
 ## Refused models
@@ -61,10 +61,10 @@ to support a transformer. For convolutional networks and for attention within wi
 def accepted_line(row: Row) -> str:
     """Return the row of a model of timm."""
     model = build(row)
-    trunk = vit_trunk(model)
+    vit_trunk(model)
     after = not isinstance(model.fc_norm, torch.nn.Identity)
     pooling = f"{model.global_pool}, norm after" if after else model.global_pool
-    return line(row.name, row.family, trunk.prefix, pooling)
+    return line(row.name, row.family, pooling)
 
 
 def tower_line(row: Tower) -> str:
@@ -73,12 +73,12 @@ def tower_line(row: Tower) -> str:
     trunk = vit_trunk(model)
     projected = trunk.num_features != trunk.dim
     features = "projected" if projected else "as wide as tokens"
-    return line(row.name, row.family, trunk.prefix, features)
+    return line(row.name, row.family, features)
 
 
-def line(name: str, family: str, prefix: int, last: str) -> str:
+def line(name: str, family: str, last: str) -> str:
     """Return a row of a table."""
-    return f"| `{name}` | {family} | {prefix} | {last} |"
+    return f"| `{name}` | {family} | {last} |"
 
 
 def refused_line(row: Row) -> str:
