@@ -27,23 +27,23 @@ forward pass with the same prompts inserted by hooks, to 3e-15 in float64.
 
 ## timm
 
-| Model | Family | Class | Prefix tokens | Pooling |
-|---|---|---|---|---|
+| Model | Family | Pooling |
+|---|---|---|
 {accepted}
 
 ## open_clip
 
 Pass the image tower, `vit_trunk(clip_model.visual)`. The names are those of open_clip's
-configurations. The class of a tower that wraps timm is that of the timm model.
+configurations.
 
-| Model | Family | Class | Prefix tokens | Features |
-|---|---|---|---|---|
+| Model | Family | Features |
+|---|---|---|
 {open_clip}
 
 ## transformers
 
-| Model | Family | Class | Prefix tokens | Features |
-|---|---|---|---|---|
+| Model | Family | Features |
+|---|---|---|
 {transformers}
 
 ## Refused models
@@ -61,10 +61,10 @@ to support a transformer. For convolutional networks and for attention within wi
 def accepted_line(row: Row) -> str:
     """Return the row of a model of timm."""
     model = build(row)
-    trunk = vit_trunk(model)
+    vit_trunk(model)
     after = not isinstance(model.fc_norm, torch.nn.Identity)
     pooling = f"{model.global_pool}, norm after" if after else model.global_pool
-    return line(row.name, row.family, type(model), trunk.prefix, pooling)
+    return line(row.name, row.family, pooling)
 
 
 def tower_line(row: Tower) -> str:
@@ -72,15 +72,13 @@ def tower_line(row: Tower) -> str:
     model = build_tower(row)
     trunk = vit_trunk(model)
     projected = trunk.num_features != trunk.dim
-    wraps = row.library == "open_clip" and hasattr(model, "trunk")
-    inner = type(model.trunk if wraps else model)
     features = "projected" if projected else "as wide as tokens"
-    return line(row.name, row.family, inner, trunk.prefix, features)
+    return line(row.name, row.family, features)
 
 
-def line(name: str, family: str, kind: type, prefix: int, last: str) -> str:
+def line(name: str, family: str, last: str) -> str:
     """Return a row of a table."""
-    return f"| `{name}` | {family} | `{kind.__name__}` | {prefix} | {last} |"
+    return f"| `{name}` | {family} | {last} |"
 
 
 def refused_line(row: Row) -> str:

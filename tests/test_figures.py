@@ -71,3 +71,9 @@ def test_written_figures_are_those_of_the_records():
 def test_a_stale_figure_is_replaced():
     mark = "<!-- record mnist/deep-domains; Norms; own; round -->"
     assert figures.filled(f"{mark}1<!-- end --> %") == f"{mark}88<!-- end --> %"
+
+
+def test_no_interval_is_written_by_hand():
+    for page in PAGES:
+        prose = figures.WRITTEN.sub("", page.read_text())
+        assert not re.search(r"\d\.\d+ ± \d", prose), page

@@ -5,8 +5,6 @@ from operator import attrgetter
 from pathlib import Path
 from textwrap import indent
 
-import torch
-
 import fedprompt
 from fedprompt import methods
 
@@ -14,11 +12,11 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_quickstart_is_the_program_of_the_samples_and_has_at_most_22_lines():
+def test_the_quickstart_is_the_program_of_the_samples():
     ((quickstart, printed),) = re.findall(
-        r"```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL
+        r"<!-- quickstart -->\n```python\n(.*?)```\n.*?```text\n(.*?)```", README, re.DOTALL
     )
-    assert quickstart.count("\n") <= 22
+    assert "<!-- quickstart -->" in (ROOT / ".ci" / "run").read_text()  # CI runs it with the wheel
     program = (ROOT / "fedprompt" / "samples" / "__main__.py").read_text()
     assert f"# fmt: off\n{quickstart}# fmt: on\n" in program
     landing = (ROOT / "docs" / "index.md").read_text()
@@ -59,26 +57,13 @@ def test_the_table_of_starts_has_existing_names():
 
 
 def test_the_methods_exist_and_the_client_of_fedprox_is_quoted_from_its_file():
-    used = re.findall(r"\| (?:norms or )?`(\w+)`(?: of LoRA)? \|$", README, re.MULTILINE)
-    assert len(used) == 4
-    assert set(used) <= set(methods.METHODS)
-    assert f"## {len(methods.METHODS)} methods" in README
-    client = re.findall(r"```python\n(fp\.load_values.*?)```", README, re.DOTALL)
+    landing = (ROOT / "docs" / "index.md").read_text()
     source = (ROOT / "fedprompt" / "methods" / "fedprox.py").read_text()
-    assert [indent(each, 8 * " ") in source for each in client] == [True]
-
-
-def test_the_mean_of_rows_is_the_printed_one():
-    (lines,) = re.findall(r"```python\n(mine = .*?)```", README, re.DOTALL)
-    names = {"fp": fedprompt, "torch": torch}
-    *_, last = lines.splitlines()
-    exec(lines.removesuffix(f"{last}\n"), names)
-    mean = eval(last, names)
-    assert f"# value {mean.value.tolist()}, weight {mean.weight.tolist()}" == (
-        last.split("  ")[1].replace(".,", ".0,").replace(".]", ".0]")
-    )
-
-
-def test_no_figure_is_left_to_be_filled_in():
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        assert "<!-- figures -->" not in page.read_text(), page
+    for page in (README, landing):
+        named = re.findall(r"--methods ([\w,.:]+)", page)
+        names = {name for each in named for name in each.split(",") if ":" not in name}
+        assert len(names) > 3
+        assert names <= set(methods.METHODS)
+        assert f"{len(methods.METHODS)} methods" in page
+        (client,) = re.findall(r"```py(?:thon)?\n(fp\.load_values.*?)```", page, re.DOTALL)
+        assert indent(client, 8 * " ") in source

@@ -7,24 +7,30 @@ The lines between the comments are those of the README. The landing page include
 import torch
 import fedprompt as fp
 from fedprompt import samples
+
 torch.set_num_threads(1)  # the network is tiny: more threads only wait for one another
 images, labels, test_images, test_labels = samples.digits()
-shards = fp.data.dirichlet(labels, 5, alpha=1.0, generator=torch.manual_seed(0))  # 5 clients
+shards = fp.data.dirichlet(labels, 5, alpha=1.0, generator=torch.manual_seed(0))
 trunk = fp.vit_trunk(samples.vit("B"))  # a small frozen vision transformer
-model = torch.nn.ModuleList([fp.DeepPrompts(8, trunk), torch.nn.Linear(trunk.dim, 10)])
-logits = lambda batch: model[1](fp.encode_prompted(trunk, batch, model[0]()).pooled)
+prompts, head = fp.DeepPrompts(8, trunk), torch.nn.Linear(trunk.dim, 10)
+model = torch.nn.ModuleDict({"prompts": prompts, "head": head})
+
+def predict(batch):
+    return head(fp.encode_prompted(trunk, batch, prompts()).pooled)
+
 for server_round in range(4):
     values, payloads = fp.snapshot(model), []
-    for shard in map(torch.as_tensor, shards):
+    for shard in map(torch.as_tensor, shards):  # one shard for each of five clients
         fp.load_values(model, values)  # a client starts from the server's values
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for batch in shard[torch.randperm(len(shard))].split(32):
             optimizer.zero_grad()
-            torch.nn.CrossEntropyLoss()(logits(images[batch]), labels[batch]).backward()
+            torch.nn.CrossEntropyLoss()(predict(images[batch]), labels[batch]).backward()
             optimizer.step()
         payloads.append(fp.collect(model, weight=len(shard)))
     fp.load_values(model, fp.weighted_mean(payloads))
-accuracy = (logits(test_images).argmax(1) == test_labels).float().mean()
+
+accuracy = (predict(test_images).argmax(1) == test_labels).float().mean()
 print(f"accuracy {accuracy:.0%}, {fp.num_bytes(payloads[0]):,} bytes from a client")
 # fmt: on
 
@@ -37,7 +43,7 @@ else:
     left, right = figure.subplots(1, 2)
     fp.plots.partition(labels, shards, axes=left)
     left.set(title="Each color is a digit: clients have different ones")
-    correct = (logits(test_images).argmax(1) == test_labels).float()
+    correct = (predict(test_images).argmax(1) == test_labels).float()
     shares = fp.class_means(correct, test_labels, num_classes=10).value
     right.bar(range(10), (100 * shares).tolist(), tick_label=range(10))
     right.set(
