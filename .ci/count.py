@@ -32,7 +32,7 @@ def checks(text: str) -> set[int]:
     """Return the lines of functions that check, of calls of these, and of branches that raise."""
     lines = set[int]()
     for node in ast.walk(ast.parse(text)):
-        name = getattr(node, "name", "") or ""
+        name = "" if isinstance(node, ast.alias) else getattr(node, "name", "") or ""
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func)
             name = called if called.startswith("check.") else called.rpartition(".")[2]

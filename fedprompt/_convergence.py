@@ -30,7 +30,7 @@ _kept: dict[torch.device, tuple[int, Tensor]] = {}
 _warned: set[str] = set()
 
 
-def checked(coupling: object, *, strict: bool = False) -> Coupling:
+def solved(coupling: object, *, strict: bool = False) -> Coupling:
     """Require a coupling, and warn once a process if a plan violates its marginals.
 
     Nothing is read under ``torch.compile`` and in ``torch.func`` transforms.

@@ -26,7 +26,7 @@ WAIT = 30.0
 _PAUSE = 0.02
 
 
-def checked_path(argument: str, path: object, *, of: str = "file") -> Path:
+def path_of(argument: str, path: object, *, of: str = "file") -> Path:
     """Return a path after checking that it is text and not empty."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise check.wrong_type(argument, "be a path (a string or a pathlib.Path)", check.kind(path))
@@ -35,9 +35,9 @@ def checked_path(argument: str, path: object, *, of: str = "file") -> Path:
     return Path(path)
 
 
-def checked_file(argument: str, path: object) -> Path:
+def file_of(argument: str, path: object) -> Path:
     """Return the path of a regular file, or of no file yet. Reading a pipe would not return."""
-    checked = checked_path(argument, path)
+    checked = path_of(argument, path)
     if checked.exists() and not stat.S_ISREG(checked.stat().st_mode):
         found = "a directory" if checked.is_dir() else "a pipe or a device"
         raise check.wrong(argument, "be the path of a file", found)

@@ -45,6 +45,12 @@ def typed(holds: object, argument: str, rule: str, value: object) -> None:
         raise wrong_type(argument, rule, kind(value))
 
 
+def nothing(found: Sequence[object], argument: str, rule: str) -> None:
+    """Require that nothing was found that breaks a rule. The error has the first such thing."""
+    if found:
+        raise wrong(argument, rule, found[0])
+
+
 def wrong_type(argument: str, rule: str, got: object) -> TypeError:
     """Build the error for an argument of another type."""
     return TypeError(f"`{argument}` must {rule}; got {got}.")

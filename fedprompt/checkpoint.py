@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._files import checked_path, is_newer, locked, parts_of, replace_files
+from fedprompt._files import is_newer, locked, parts_of, path_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 from fedprompt.interfaces import Round
 
@@ -66,7 +66,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
         ...     load_checkpoint(directory)
         {'server_round': 3, 'values': {'head': tensor([1., 1.])}}
     """
-    directory = checked_path("directory", directory, of="directory")
+    directory = path_of("directory", directory, of="directory")
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(packed(state, "state", tensors))
     devices = json.dumps(kinds_of_devices(tensors))
@@ -127,7 +127,7 @@ def load_checkpoint(
         >>> state
         {'server_round': 3, 'values': {'head': tensor([3., 3.])}}
     """
-    path = checked_path("directory", directory, of="directory") / _STATE
+    path = path_of("directory", directory, of="directory") / _STATE
     _check_not_lost(path)
     if not path.exists():
         if default is _RAISE:

@@ -135,9 +135,9 @@ class _NameByName:
     ) -> tuple[dict[str, Tensor | Weighted], State]:
         nouns.payload(payload)
         names = set(payload) if self.remembers else set()
-        if not isinstance(state, Mapping) or set(state) != names:
-            rule = f"come from `init` or the last `encode` of {sorted(payload)}"
-            raise check.wrong("state", rule, check.kind(state))
+        rule = f"come from `init` or the last `encode` of {sorted(payload)}"
+        fits = isinstance(state, Mapping) and set(state) == names
+        check.require(fits, "state", rule, check.kind(state))
         message: dict[str, Tensor | Weighted] = {}
         rest = {}
         for name, entry in payload.items():

@@ -94,9 +94,9 @@ def precompute(
             rows = _rows(encode, _images(dataset, range(start, stop), key))
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
-            if rows.shape[1:] != features.shape[2:]:
-                rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
-                raise check.wrong("encode", rule, tuple(rows.shape[1:]))
+            rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
+            fits = rows.shape[1:] == features.shape[2:]
+            check.require(fits, "encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
 
@@ -133,9 +133,8 @@ def _image(dataset: _MapStyle, index: int, key: str | None) -> Tensor:
 
 def _entry(sample: Any, index: int, key: str) -> Any:
     """Return the image of a sample that is a dict."""
-    if not isinstance(sample, Mapping):
-        rule = "be None for samples that are not dicts"
-        raise check.wrong("key", rule, f"{key!r} for a {type(sample).__name__} at {index}")
+    got = f"{key!r} for a {type(sample).__name__} at {index}"
+    check.require(isinstance(sample, Mapping), "key", "be None for samples that are not dicts", got)
     if key not in sample:
         raise check.wrong("key", f"be one of {_names(sample)}", repr(key))
     return sample[key]

@@ -42,7 +42,7 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     References:
         Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020.
     """
-    pairs = _checked_pairs(module, values)
+    pairs = _pairs_of(module, values)
     dtypes = [parameter.dtype for parameter, _ in pairs]
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     device = pairs[0][0].device
@@ -53,7 +53,7 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     return 0.5 * torch.stack([square.to(device) for square in squares]).sum()
 
 
-def _checked_pairs(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _pairs_of(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Pair each parameter that `values` names with its value, every parameter once."""
     check.module("module", module)
     check.tensors("values", values, sync=False)

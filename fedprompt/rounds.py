@@ -5,6 +5,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -251,15 +252,7 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def decoded(client: int, payload: Any, state: State) -> Message:
         entries = codec.decode(payload, like=form(client)) if payload else payload
-        if not moves:
-            return entries
-        before = _known(entries, server.answer(client, state))
-        whole = {
-            name: widened(before[name]) + widened(each.value) for name, each in entries.items()
-        }
-        return {
-            name: each._replace(value=whole[name].to(each.value)) for name, each in entries.items()
-        }
+        return _moved(entries, server.answer(client, state)) if moves else entries
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
         found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
@@ -270,29 +263,33 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def coded_form(client: int) -> Message:
         check.count("client", client, at_least=0)
-        empty = {name: Weighted(*map(_zeros, entry)) for name, entry in form(client).items()}
+        # Numbers of a form are not read.
+        zeros = partial(torch.zeros_like, device="cpu")
+        empty = {name: Weighted(*map(zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
-    return Method(
-        client,
-        server._replace(step=step),
-        predict,
-        method.exchanges,
-        coded_form,
-        (*method.wrappers, "coded"),
-    )
+    wrappers = (*method.wrappers, "coded")
+    parts: Any = {"client": client, "predict": predict, "form": coded_form, "wrappers": wrappers}
+    return method._replace(server=server._replace(step=step), **parts)
 
 
 def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
     """Refuse a method that a codec cannot wrap."""
     rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
     check.require("counted" not in method.wrappers, "method", rule, "a counted one")
-    if needs_changes and "coded" in method.wrappers:
-        rule = "not be coded; a codec that leaves numbers out comes first"
-        raise check.wrong("method", rule, "a coded one")
-    if needs_changes and method.server.changes is None:
-        rule = "say whether payloads are changes, because the codec leaves numbers out"
-        raise check.wrong("method.server.changes", rule, "None; pass True or False to Server")
+    rule = "not be coded; a codec that leaves numbers out comes first"
+    fits = not needs_changes or "coded" not in method.wrappers
+    check.require(fits, "method", rule, "a coded one")
+    rule = "say whether payloads are changes, because the codec leaves numbers out"
+    fits = not needs_changes or method.server.changes is not None
+    check.require(fits, "method.server.changes", rule, "None; pass True or False to Server")
+
+
+def _moved(changes: Any, answer: Message) -> Message:
+    """Add changes to an answer."""
+    known = _known(changes, answer)
+    new = {name: widened(known[name]) + widened(each.value) for name, each in changes.items()}
+    return {name: each._replace(value=new[name].to(each.value)) for name, each in changes.items()}
 
 
 def _known(payload: Message, answer: Message) -> dict[str, Tensor]:
@@ -304,11 +301,6 @@ def _known(payload: Message, answer: Message) -> dict[str, Tensor]:
         entry = answer[name]
         values[name] = entry.value if isinstance(entry, Weighted) else entry
     return values
-
-
-def _zeros(like: torch.Tensor) -> torch.Tensor:
-    """Make zeros on the CPU, of the shape and dtype of a tensor whose numbers are not read."""
-    return torch.zeros(like.shape, dtype=like.dtype, device="cpu")
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

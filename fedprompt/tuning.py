@@ -64,8 +64,8 @@ def lora(
     check.module("model", model)
     check.count("rank", rank)
     device_of(generator)
-    if adapted := [name for name, _ in model.named_parameters() if ".lora_" in name]:
-        raise check.wrong("model", "have no LoRA yet; merge it first", adapted[0])
+    adapted = [name for name, _ in model.named_parameters() if ".lora_" in name]
+    check.nothing(adapted, "model", "have no LoRA yet; merge it first")
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear]
     found = [name for name in linear if name.split(".")[-1] in _PROJECTIONS]
     rule = f"have linear layers named {', '.join(_PROJECTIONS)}"

@@ -48,7 +48,7 @@ def aggregate_by_name(
         >>> {name: round(entry.value.item(), 2) for name, entry in aggregate(payloads).items()}
         {'head': 1.67, 'keys': 8.0}
     """
-    chosen = _checked_rules(rules, default, "a function of entries", check.function)
+    chosen = _rules_of(rules, default, "a function of entries", check.function)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:
         check.iterable("payloads", payloads, "payloads")
@@ -100,7 +100,7 @@ def update_by_name(
         {'keys': tensor([0.5000]), 'head': tensor([1.])}
     """
     update = partial(check.instance, kinds=ServerUpdate)
-    return _ByName(_checked_rules(rules, default, "a server update", update), default)
+    return _ByName(_rules_of(rules, default, "a server update", update), default)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _ByName:
         return _match(list(previous), self.rules, self.default)
 
 
-def _checked_rules(
+def _rules_of(
     rules: Mapping[str, _Rule], default: _Rule, noun: str, required: Callable[..., None]
 ) -> dict[str, _Rule]:
     """Copy rules after checking that each of them, and the default, is of the required kind."""

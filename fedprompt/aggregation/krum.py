@@ -51,7 +51,7 @@ def krum(payloads: Iterable[Payload], /, *, num_byzantine: int) -> dict[str, Wei
         Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
         NeurIPS 2017.
     """
-    listed = _checked(payloads, num_byzantine)
+    listed = _listed(payloads, num_byzantine)
     best = listed[_ranking(listed, num_byzantine)[0]]
     return {name: Weighted(*(tensor.clone() for tensor in entry)) for name, entry in best.items()}
 
@@ -91,7 +91,7 @@ def multi_krum(
         Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
         NeurIPS 2017.
     """
-    listed = _checked(payloads, num_byzantine)
+    listed = _listed(payloads, num_byzantine)
     honest = len(listed) - num_byzantine
     check.count("num_selected", num_selected, at_most=honest, of="the number of honest payloads")
     ranking = _ranking(listed, num_byzantine)
@@ -100,7 +100,7 @@ def multi_krum(
     return weighted_mean([listed[position] for position in sorted(ranking[:num_selected])])
 
 
-def _checked(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
+def _listed(payloads: Iterable[Payload], num_byzantine: int) -> list[Payload]:
     """List the payloads after checking their number and layout."""
     check.count("num_byzantine", num_byzantine, at_least=0)
     listed = alike(payloads)

@@ -1,7 +1,6 @@
 """Mean of the products of low-rank factors, as on the server of FedEx-LoRA."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -67,7 +66,11 @@ def low_rank_mean(
         Singhal et al., "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of
         Large Language Models", ACL 2025, Eq. 12-18.
     """
-    _check_pairs(pairs)
+    check.names("pairs", pairs, "map names to pairs of names")
+    check.some("pairs", pairs, "hold at least one pair of names")
+    for name, pair in pairs.items():
+        check.pair(f"pairs[{name!r}]", pair, "be the names of two factors")
+        check.texts(f"pairs[{name!r}]", pair)
     check.optional(check.count, "rank", rank)
     check.iterable("payloads", payloads, "payloads")
     means = weighted_mean(_with_products(payloads, pairs))
@@ -77,18 +80,10 @@ def low_rank_mean(
     for name, factors in pairs.items():
         left, right = (means[factor] for factor in factors)
         means[name] = _residual(means[name], left, right, rank)
-        if not means[name].value.isfinite().all():
-            rule = f"have a residual within {left.value.dtype}, the dtype of its first factor"
-            raise check.wrong(f"pairs[{name!r}]", rule, means[name].value)
+        rule = f"have a residual within {left.value.dtype}, the dtype of its first factor"
+        fits = means[name].value.isfinite().all()
+        check.require(fits, f"pairs[{name!r}]", rule, means[name].value)
     return means
-
-
-def _check_pairs(pairs: Any) -> None:
-    check.names("pairs", pairs, "map names to pairs of names")
-    check.some("pairs", pairs, "hold at least one pair of names")
-    for name, pair in pairs.items():
-        check.pair(f"pairs[{name!r}]", pair, "be the names of two factors")
-        check.texts(f"pairs[{name!r}]", pair)
 
 
 def _with_products(payloads: Iterable[Payload], pairs: _Pairs) -> Iterator[Payload]:

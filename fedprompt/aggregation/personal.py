@@ -54,7 +54,7 @@ def mixtures(
         Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data" (FedAMP), AAAI
         2021.
     """
-    rows = _checked_weights(weights)
+    rows = _weight_rows(weights)
     check.iterable("payloads", payloads, "payloads")
     clients = weights.shape[1]
     sums: list[dict[str, RowSums]] = [{} for _ in rows]
@@ -114,7 +114,7 @@ def distances(payloads: Iterable[Payload]) -> Float[Tensor, "clients clients"]:
     return torch.where(compared, near, torch.inf).to(dtype).to(first[0].device)
 
 
-def _checked_weights(weights: Any) -> list[list[float]]:
+def _weight_rows(weights: Any) -> list[list[float]]:
     """Return weights (answers, clients) as numbers, after checking their form and range."""
     rule = "be floating-point of shape (answers, clients)"
     check.number_tensor("weights", weights, rule)

@@ -84,9 +84,9 @@ def chosen_parameters(model: nn.Module, trainable: Any) -> list[nn.Parameter]:
     check.typed(fits, "trainable", "be a list of parameters or modules of `model`", trainable)
     chosen = parameters_of("trainable", trainable, model)
     check.some("trainable", chosen, "contain at least one parameter of `model`")
-    if others := [p.dtype for p in chosen if p.dtype not in (torch.float32, torch.float64)]:
-        rule = "be in float32 or float64, because half precision loses small steps"
-        raise check.wrong("trainable", rule, others[0])
+    others = [p.dtype for p in chosen if p.dtype not in (torch.float32, torch.float64)]
+    rule = "be in float32 or float64, because half precision loses small steps"
+    check.nothing(others, "trainable", rule)
     return chosen
 
 
@@ -96,12 +96,12 @@ def check_frozen(
     """Require modules in eval mode, and parameters without gradients."""
     if torch.compiler.is_compiling():
         return
-    if any(module.training for module in modules):
-        rule = "stay in eval mode, as freeze(model) left it"
-        raise check.wrong(argument, rule, "a model in train mode")
-    if any(parameter.requires_grad for parameter in parameters):
-        rule = "stay frozen, as freeze(model) left it"
-        raise check.wrong(argument, rule, "a model with parameters that require gradients")
+    rule = "stay in eval mode, as freeze(model) left it"
+    fits = not any(module.training for module in modules)
+    check.require(fits, argument, rule, "a model in train mode")
+    rule = "stay frozen, as freeze(model) left it"
+    fits = not any(parameter.requires_grad for parameter in parameters)
+    check.require(fits, argument, rule, "a model with parameters that require gradients")
 
 
 _ADAPTERS = ("lora_", "adapter")
@@ -127,12 +127,12 @@ def check_unadapted(
         not each.requires_grad and each.is_floating_point() and not name.endswith(_POSITIONS)
         for name, each in named
     )
-    if adapters or (trainable and fixed):
-        rule = (
-            "have no adapters and train all parameters or none, because all are frozen here; "
-            f"{remedy}, or call freeze(model) first"
-        )
-        raise check.wrong(argument, rule, f"a model that trains {listed(adapters or trainable)}")
+    rule = (
+        "have no adapters and train all parameters or none, because all are frozen here; "
+        f"{remedy}, or call freeze(model) first"
+    )
+    got = f"a model that trains {listed(adapters or trainable)}"
+    check.require(not adapters and not (trainable and fixed), argument, rule, got)
 
 
 def listed(names: Sequence[object]) -> str:

@@ -125,18 +125,15 @@ def _settings(model: Any) -> str:
     settings = [
         (name, key, _rounded(value))
         for name, module in sorted(model.named_modules())
-        if module not in unused and _affects_features(module)
+        # Activations are listed, and dropout is off.
+        if module not in unused and not _is_activation(module)
+        if "drop" not in type(module).__name__.lower()
         for key, value in sorted(vars(module).items())
         if is_plain(value)
         and not key.startswith("_")
         and not any(word in key for word in _IRRELEVANT)
     ]
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-
-
-def _affects_features(module: nn.Module) -> bool:
-    """Whether the settings of a module matter: activations are listed, and dropout is off."""
-    return not _is_activation(module) and "drop" not in type(module).__name__.lower()
 
 
 def _rounded(value: Any) -> Any:

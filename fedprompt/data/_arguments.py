@@ -62,9 +62,9 @@ def numbered(
     wanted = str if isinstance(entries[0], str) else Integral
     for where, given in {place: entries, argument: own}.items():
         for position, entry in enumerate(given):
-            if isinstance(entry, bool) or not isinstance(entry, wanted):
-                rule = "be a string or an integer, like all entries"
-                raise check.wrong_type(f"{where}[{position}]", rule, check.kind(entry))
+            rule = "be a string or an integer, like all entries"
+            fits = not isinstance(entry, bool) and isinstance(entry, wanted)
+            check.typed(fits, f"{where}[{position}]", rule, entry)
     number = {name: position for position, name in enumerate(sorted(set(entries)))}
     if unknown := [name for name in own if name not in number]:
         raise check.wrong(argument, f"be among `{place}`", check.kind(unknown[0]))
@@ -85,8 +85,8 @@ def concentrations(
         raise check.wrong("alpha", rule, check.kind(alpha)) from error
     check.typed(array.dtype.kind in "iuf", "alpha", rule, alpha)
     array = array.astype(np.float64)
-    if wrong := array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist():
-        raise check.wrong("alpha", f"be above 0 and at most {LARGEST_ALPHA:g}", wrong[0])
+    wrong = array[~((array > 0) & (array <= LARGEST_ALPHA))].tolist()
+    check.nothing(wrong, "alpha", f"be above 0 and at most {LARGEST_ALPHA:g}")
     try:
         return np.broadcast_to(array, shape)
     except ValueError as error:

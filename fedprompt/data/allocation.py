@@ -59,9 +59,8 @@ def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
     check.typed(fits, "shares", "be a floating-point array of shape (clients, classes)", shares)
     rule = "have shape (clients, classes) without an empty axis"
     check.require(shares.ndim == 2 and 0 not in shares.shape, "shares", rule, shares.shape)
-    wrong = shares[~(np.isfinite(shares) & (shares >= 0))]
-    if wrong.size:
-        raise check.wrong("shares", "be finite and at least 0", wrong[0])
+    wrong = list(shares[~(np.isfinite(shares) & (shares >= 0))])
+    check.nothing(wrong, "shares", "be finite and at least 0")
     total = shares.astype(np.float64).sum(axis=0)
     got = f"{total.max():g} for class {total.argmax()}"
     check.require(total.max() <= 1 + TOLERANCE, "shares", "sum to at most 1 in every column", got)

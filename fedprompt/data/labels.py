@@ -53,14 +53,14 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
         rule = "be a map-style data set, with a length, or labels"
         raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
     if read:
-        return _checked("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
+        return _plain("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
     if isinstance(dataset, Subset):
         chosen = np.asarray(dataset.indices, dtype=int)
         return labels_of(dataset.dataset, column=column).take(chosen)
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([labels_of(part, column=column) for part in dataset.datasets])
     place, found = _stored(dataset, column)
-    labels = _checked(place, convert.entries(place, found))
+    labels = _plain(place, convert.entries(place, found))
     if len(labels) != len(dataset) and not isinstance(dataset, Mapping):
         raise check.wrong(place, f"have one label for each of {len(dataset)} samples", len(labels))
     return labels
@@ -107,7 +107,7 @@ def _label(dataset: Any, index: int, column: str) -> Any:
     raise check.wrong_type("dataset", rule, f"{check.kind(sample)} at {index}")
 
 
-def _checked(place: str, found: list[Any]) -> Indices:
+def _plain(place: str, found: list[Any]) -> Indices:
     """Copy labels into an array; a label may be a tensor or an array without axes."""
     scalar = (Tensor, np.ndarray)
     plain: list[Any] = [

@@ -107,9 +107,9 @@ def dirichlet_sizes(
     chosen = convert.integers("sizes", sizes)
     check.some("sizes", chosen.size, "have the size of at least one client")
     total = sum(chosen.tolist())  # int64 could overflow
-    if chosen.min() < 1 or total > len(array):
-        rule = f"be at least 1, and sum to at most {len(array)}, the number of labels"
-        raise check.wrong("sizes", rule, f"a minimum of {chosen.min()}, a sum of {total}")
+    rule = f"be at least 1, and sum to at most {len(array)}, the number of labels"
+    fits = chosen.min() >= 1 and total <= len(array)
+    check.require(fits, "sizes", rule, f"a minimum of {chosen.min()}, a sum of {total}")
     counts, left = [], np.bincount(array)
     drawn = _arguments.concentrations(alpha, len(chosen), len(left))
     for mix, size in zip([*map(generator.dirichlet, drawn)], chosen.tolist(), strict=True):

@@ -19,8 +19,8 @@ from fedprompt.guidance.loss import (
     Guides,
     at_least_single,
     check_outputs,
-    checked_guides,
     guide_loss,
+    guides_of,
     label_loss,
 )
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
@@ -124,10 +124,10 @@ def guide_gradient(
     check.function("loss", loss)
     check.function("method", method)
     check.optional(check.function, "update", update)
-    rows = checked_guides(guides)
+    rows = guides_of(guides)
     rows = rows._replace(table=rows.table.detach())
-    study_batches = _checked_batches("study", study, len(rows.table))
-    quiz_batches = _checked_batches("quiz", quiz, len(rows.table))
+    study_batches = _batches_of("study", study, len(rows.table))
+    quiz_batches = _batches_of("quiz", quiz, len(rows.table))
 
     def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         rule = "compute its guided output from a trainable parameter"
@@ -193,7 +193,7 @@ def _mean_gradient(
         states = passes.streams.states()
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
-            guided, logits = _checked_pair(outputs)
+            guided, logits = _pair_of(outputs)
             check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
@@ -276,7 +276,7 @@ def _studied_classes(guides: Guides, studied: list[_Studied]) -> Tensor:
     return present if guides.mask is None else present.where(guides.mask, 0.0)
 
 
-def _checked_pair(outputs: Any) -> _Pair:
+def _pair_of(outputs: Any) -> _Pair:
     """Require that a model returned (guided, logits)."""
     several = isinstance(outputs, tuple | list)
     if several and len(outputs) == 2 and all(isinstance(output, Tensor) for output in outputs):
@@ -285,20 +285,20 @@ def _checked_pair(outputs: Any) -> _Pair:
     raise check.wrong_type("model", "return two tensors (guided, logits)", got)
 
 
-def _checked_batches(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
+def _batches_of(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     fits = isinstance(batches, Sequence) and not isinstance(batches, str)
     check.typed(fits, argument, "be a pair (images, labels) or a sequence of pairs", batches)
     if len(batches) == 2 and not isinstance(batches[0], Sequence):
-        return [_checked_batch(argument, batches, num_classes)]
+        return [_batch_of(argument, batches, num_classes)]
     check.some(argument, batches, "contain at least one batch")
     return [
-        _checked_batch(f"{argument}[{position}]", batch, num_classes)
+        _batch_of(f"{argument}[{position}]", batch, num_classes)
         for position, batch in enumerate(batches)
     ]
 
 
-def _checked_batch(argument: str, batch: Any, num_classes: int) -> _Pair:
+def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:
     pair = isinstance(batch, Sequence) and len(batch) == 2
     if not pair or not all(isinstance(part, Tensor) for part in batch):
         raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))

@@ -70,7 +70,7 @@ def guided_loss(
     """
     check.factor("guide_weight", guide_weight)
     check.function("loss", loss)
-    checked = checked_guides(guides)
+    checked = guides_of(guides)
     check.labels("labels", labels, len(checked.table), sync=False)
     check_outputs(guided, logits, len(labels), checked.table)
     labels = labels.long()
@@ -87,7 +87,7 @@ class Guides(NamedTuple):
     mask: Tensor | None
 
 
-def checked_guides(guides: Any) -> Guides:
+def guides_of(guides: Any) -> Guides:
     """Require a floating-point table, alone or as an entry with one weight for each row."""
     table, weight = guides if isinstance(guides, Weighted) else (guides, None)
     rule = "be a floating-point tensor of shape (classes, dim), or a Weighted of one"
@@ -130,8 +130,9 @@ def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) 
         rows = torch.where(mask, rows, still)
         guided = torch.where(mask, guided, still)
     value = loss(guided, at_least_single(rows))
-    rule = "return a scalar, such as a mean over the batch"
-    check.require(isinstance(value, Tensor) and value.shape == (), "loss", rule, check.kind(value))
+    if not isinstance(value, Tensor) or value.shape != ():
+        rule = "return a scalar, such as a mean over the batch"
+        raise check.wrong("loss", rule, check.kind(value))
     return value
 
 

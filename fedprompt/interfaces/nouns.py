@@ -184,9 +184,8 @@ class ClassNames(_Names):
         classes = self.tokens
         for field, ndim in (("tokens", 3), ("start", 2), ("pad", 1)):
             part = getattr(self, field)
-            check.number_tensor(
-                field, part, f"be a floating-point tensor with {ndim} axes", ndim=ndim
-            )
+            rule = f"be a floating-point tensor with {ndim} axes"
+            check.number_tensor(field, part, rule, ndim=ndim, read=True)
             if part.shape[-1:] != classes.shape[-1:] or part.device != classes.device:
                 raise check.wrong(field, "be as wide and where `tokens` is", check.kind(part))
         check.count("context_length", self.context_length)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._convergence import checked
+from fedprompt._convergence import solved
 from fedprompt._cosine import cosines, unit
 from fedprompt.interfaces import Coupling, TransportScore, TransportSolver
 from fedprompt.matching._lean import LeanScores, problem
@@ -141,7 +141,7 @@ def transport_logits(
     check.flag("strict", strict)
 
     def solve(*problem: Tensor) -> Coupling:
-        return checked(solver(*problem), strict=strict)
+        return solved(solver(*problem), strict=strict)
 
     with torch.autocast(patches.device.type, enabled=False):
         units = unit(text).transpose(0, 1)

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
 import fedprompt._refusals as check
-from fedprompt._files import checked_file
+from fedprompt._files import file_of
 from fedprompt._trees import packed, parsed, unpacked
 
 Direction = Literal["up", "down"]
@@ -69,7 +69,7 @@ def read_entries(
         raise check.wrong("state", "contain the entries if `path` is None", "the state of a file")
     for field in ("num_entries", "num_bytes"):
         check.count(f"state[{field!r}]", state[field], at_least=0)
-    file = checked_file("path", path)
+    file = file_of("path", path)
     lines = []
     if file.exists():
         with file.open("rb") as stream:
@@ -87,9 +87,9 @@ def read_entries(
 
 def _entry_of(line: bytes) -> LedgerEntry:
     fields = parsed(line)
-    if not isinstance(fields, list) or len(fields) != len(LedgerEntry._fields):
-        rule = f"be a list of {len(LedgerEntry._fields)} fields"
-        raise check.wrong("line", rule, check.kind(fields))
+    rule = f"be a list of {len(LedgerEntry._fields)} fields"
+    fits = isinstance(fields, list) and len(fields) == len(LedgerEntry._fields)
+    check.require(fits, "line", rule, check.kind(fields))
     entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
     check_entry(entry, "line.{}")
     return entry

@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, get_args
 
 import fedprompt._refusals as check
-from fedprompt._files import checked_file, checked_path, locked, replace_file
+from fedprompt._files import file_of, locked, path_of, replace_file
 from fedprompt.interfaces import Message
 from fedprompt.messages import _entries
 from fedprompt.messages._entries import MARK, Direction, LedgerEntry, Written
@@ -44,7 +44,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
-        check.optional(checked_path, "path", path)
+        check.optional(path_of, "path", path)
         self.path = path
         self.entries: list[LedgerEntry] = []
         self._written = Written()
@@ -181,7 +181,7 @@ class Ledger:
         Args:
             path: Path of the file. An existing file is replaced.
         """
-        file = checked_file("path", path)
+        file = file_of("path", path)
         text = StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(LedgerEntry._fields)
@@ -190,7 +190,7 @@ class Ledger:
 
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
-        file = checked_file("path", path)
+        file = file_of("path", path)
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file):
             foreign = self._written.path != path

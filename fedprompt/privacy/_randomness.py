@@ -23,9 +23,9 @@ def check_source(generator: Any) -> None:
     check.instance("generator", generator, torch.Generator, "be a torch.Generator or None")
     if generator.device.type != "cpu":
         raise check.wrong("generator", "be on the CPU", f"one on {generator.device}")
-    if generator.initial_seed() == NEVER_SEEDED:
-        rule = "be None (the operating system's entropy) or a seeded generator"
-        raise check.wrong("generator", rule, "a torch.Generator that was never seeded")
+    rule = "be None (the operating system's entropy) or a seeded generator"
+    fits = generator.initial_seed() != NEVER_SEEDED
+    check.require(fits, "generator", rule, "a torch.Generator that was never seeded")
 
 
 def coins(count: int, *, rate: float, generator: torch.Generator | None) -> Int[Tensor, " heads"]:

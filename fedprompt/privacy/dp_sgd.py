@@ -224,9 +224,9 @@ def _copied(model: nn.Module, batch_size: int) -> Copies:
     """Make the copies of each trainable parameter. Refuse a model that mixes samples."""
     trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
     check.some("model", trainable, "have a parameter with requires_grad")
-    if any(parameter.is_inference() for parameter in trainable):
-        rule = "be made outside torch.inference_mode"
-        raise check.wrong("model", rule, "parameters without a gradient")
+    rule = "be made outside torch.inference_mode"
+    fits = not any(parameter.is_inference() for parameter in trainable)
+    check.require(fits, "model", rule, "parameters without a gradient")
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         rule = "keep samples apart: normalize by running statistics, in eval mode"
         raise check.wrong("model", rule, f"others in {mixing}")

@@ -61,7 +61,7 @@ def check_independence(model: _Model, batch: Tensor | Sequence[Tensor]) -> None:
         outputs of samples [1, 2, 3] that change with sample 0.
     """
     check.function("model", model, "be a module or a function")
-    inputs = _checked_inputs(batch)
+    inputs = _inputs_of(batch)
     runs = _Runs(model, inputs)
     order = list(range(len(inputs[0])))
     first = runs.outputs(order)
@@ -139,15 +139,15 @@ def _tensors(result: object) -> list[Tensor]:
     return [leaf.detach().clone() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
-def _checked_inputs(batch: object) -> list[Tensor]:
+def _inputs_of(batch: object) -> list[Tensor]:
     """Require one tensor (batch, ...) or several, with at least two samples."""
     inputs = [batch] if isinstance(batch, Tensor) else batch
     if not isinstance(inputs, list | tuple) or not all(isinstance(x, Tensor) for x in inputs):
         raise check.wrong_type("batch", "be a tensor or a sequence of tensors", check.kind(batch))
     sizes = {tuple(tensor.shape[:1]) for tensor in inputs}
-    if len(sizes) != 1 or min(sizes) < (2,):
-        rule = "have tensors (batch, ...) of one batch of at least 2 samples"
-        raise check.wrong("batch", rule, [tuple(tensor.shape) for tensor in inputs])
+    rule = "have tensors (batch, ...) of one batch of at least 2 samples"
+    fits = len(sizes) == 1 and min(sizes) >= (2,)
+    check.require(fits, "batch", rule, [tuple(tensor.shape) for tensor in inputs])
     return [tensor.detach() for tensor in inputs]
 
 

@@ -13,7 +13,7 @@ from fedprompt._random_streams import device_of
 from fedprompt.interfaces import PromptStream, Trunk
 
 
-def checked_depth(trunk: Trunk, depth: int | None) -> int:
+def depth_of(trunk: Trunk, depth: int | None) -> int:
     """Return the number of blocks after which a pass over a trunk ends."""
     check.instance("trunk", trunk, Trunk, "be a Trunk, such as vit_trunk(model)")
     if depth is None:

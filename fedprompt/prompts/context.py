@@ -73,7 +73,7 @@ class ContextPrompts(nn.Module):
             values = normal_values((*rows, length, dim), 0.02, generator)
         else:
             device_of(generator)
-            values = _checked_init(init, dim).repeat(*rows, 1, 1)
+            values = _start(init, dim).repeat(*rows, 1, 1)
         self.context = nn.Parameter(values)
 
     def forward(self) -> Float[Tensor, "contexts *classes length dim"]:
@@ -178,7 +178,7 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
     return torch.cat([words, trailing], -2)[..., classes, order, :]
 
 
-def _checked_init(init: Tensor, dim: int) -> Tensor:
+def _start(init: Tensor, dim: int) -> Tensor:
     shape = "of shape (length, dim), such as tower.words('a photo of a')"
     check.number_tensor("init", init, f"be a floating-point tensor {shape}")
     if init.ndim != 2 or init.shape[1] != dim:

@@ -66,7 +66,7 @@ def encode_prompted(
         >>> encoded.pooled.shape, encoded.streams[0].shape, encoded.patches.shape
         (torch.Size([5, 8]), torch.Size([5, 3, 8]), torch.Size([5, 16, 8]))
     """
-    depth = _streams.checked_depth(trunk, depth)
+    depth = _streams.depth_of(trunk, depth)
     _streams.check_streams(streams, trunk, depth)
     _streams.check_dtype(dtype)
     return _encoded(trunk, range(depth), _embedded(trunk, images, streams), streams, dtype)
@@ -115,7 +115,7 @@ def encode_from(
         >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
         True
     """
-    depth = _streams.checked_depth(trunk, depth)
+    depth = _streams.depth_of(trunk, depth)
     check.count("start", start, at_most=depth - 1, of="the last block that runs")
     _streams.check_streams(streams, trunk, depth)
     _streams.check_dtype(dtype)
@@ -154,7 +154,7 @@ def encode_front(
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
     """
-    depth = _streams.checked_depth(trunk, None)
+    depth = _streams.depth_of(trunk, None)
     check.count("start", start, at_most=depth, of="the number of the trunk's blocks")
     _streams.check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
@@ -236,9 +236,9 @@ def _length_before(start: int, argument: str, stream: PromptStream) -> int:
     """Return the number of a stream's prompts among the tokens before block `start`."""
     early = sorted(layer for layer in stream.layers if layer < start)
     for layer in early:
-        if torch.is_grad_enabled() and stream.layers[layer].requires_grad:
-            rule = f"not require gradients, because block {layer} is before `start`"
-            raise check.wrong(f"{argument}.layers[{layer}]", rule, "a tensor that does")
+        rule = f"not require gradients, because block {layer} is before `start`"
+        fits = not torch.is_grad_enabled() or not stream.layers[layer].requires_grad
+        check.require(fits, f"{argument}.layers[{layer}]", rule, "a tensor that does")
     lengths = [stream.layers[layer].shape[-2] for layer in early]
     return sum(lengths[-1:] if stream.replace else lengths)
 

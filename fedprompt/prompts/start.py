@@ -10,7 +10,7 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._random_streams import device_of
 from fedprompt.interfaces import Trunk, Weighted
-from fedprompt.prompts._streams import checked_depth, vpt_uniform
+from fedprompt.prompts._streams import depth_of, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 
 
@@ -39,7 +39,7 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
         ((2, 8), tensor(6.))
         >>> torch.testing.assert_close(mean, mean_patch_tokens(trunk, images))
     """
-    checked_depth(trunk, None)
+    depth_of(trunk, None)
     check.images(images, any_dtype=True)
     check.some("images", len(images), "contain at least one image")
     tokens, context = trunk.embed(images)

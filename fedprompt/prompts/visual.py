@@ -33,8 +33,8 @@ class _VisualPrompts(nn.Module):
     ) -> None:
         super().__init__()
         _check_num_prompts(num_prompts)
-        width = _checked_width(dim)
-        self.layers = _checked_layers(layers, dim)
+        width = _width_of(dim)
+        self.layers = _layers_of(layers, dim)
         check.flag("replace", replace)
         self.replace = replace
         if patch_size is None:
@@ -248,7 +248,7 @@ def _check_num_prompts(num_prompts: object) -> None:
     check.count("num_prompts", num_prompts, at_least=0)
 
 
-def _checked_width(dim: object) -> int:
+def _width_of(dim: object) -> int:
     if isinstance(dim, Trunk):
         return dim.dim
     if isinstance(dim, bool) or not isinstance(dim, Integral):
@@ -257,7 +257,7 @@ def _checked_width(dim: object) -> int:
     return int(dim)
 
 
-def _checked_layers(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
+def _layers_of(layers: Iterable[int], dim: int | Trunk) -> tuple[int, ...]:
     check.iterable("layers", layers, "layer indices, such as range(4) or (0, 3)")
     chosen = tuple(layers)
     last = dim.depth - 1 if isinstance(dim, Trunk) else None

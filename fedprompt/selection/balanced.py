@@ -5,7 +5,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._convergence import checked
+from fedprompt._convergence import solved
 from fedprompt._cosine import cosines
 from fedprompt.interfaces import Selection, TransportSolver
 from fedprompt.selection._inputs import check_pair, shares
@@ -74,6 +74,6 @@ def select_balanced(
     capacity = capacity / capacity.max()  # exactly 1 for equal counts, as in select_nearest
     rows = similarity.new_full((batch,), 1 / max(batch, 1))
     if batch:
-        coupling = checked(solver(1 - similarity, rows, capacity / capacity.sum()))
+        coupling = solved(solver(1 - similarity, rows, capacity / capacity.sum()))
     indices = (coupling.plan if batch else similarity).argmax(1)
     return Selection(indices, similarity.gather(1, indices[:, None])[:, 0])

@@ -85,7 +85,7 @@ def selection_health(
             "label_overlap": 2 * shared / ((entropy + classes) or 1.0),
         }
     if query is not None:
-        health["mean_cosine"] = _checked_cosine(query, max_cosine)
+        health["mean_cosine"] = _mean_cosine(query, max_cosine)
     return health
 
 
@@ -142,7 +142,7 @@ def revive_keys(
 
 
 @torch.no_grad()
-def _checked_cosine(query: Tensor, max_cosine: float) -> float:
+def _mean_cosine(query: Tensor, max_cosine: float) -> float:
     """Average the cosine over all pairs of different queries, and warn of a narrow cone."""
     check.number_tensor("query", query, "be a floating-point tensor (batch, dim)", ndim=2)
     check.finite("query", query)

@@ -127,13 +127,8 @@ def _solve(
         if problem.eager and not bool(active.any()):
             break
     plan = (exponent + (log_b + x)[..., None] + (log_a + y)[:, None]).exp()
-    _check_finite(plan, problem)
+    rule = f"give plans of finite mass in {plan.dtype}, which grow with exp(-cost / epsilon)"
+    fits = not problem.eager or bool(plan.isfinite().all())
+    check.require(fits, "cost", rule, "costs that are too large or too far below 0")
     a, b = problem.a * (for_a * -(y + shift)).exp(), problem.b * (for_b * (shift - x)).exp()
     return Solution(plan, violation(plan, problem._replace(a=a, b=b, rows_exact=True)), iterations)
-
-
-def _check_finite(plan: Tensor, problem: Problem) -> None:
-    """Refuse costs whose plans overflow, or whose rounding errors do."""
-    if problem.eager and not bool(plan.isfinite().all()):
-        rule = f"give plans of finite mass in {plan.dtype}, which grow with exp(-cost / epsilon)"
-        raise check.wrong("cost", rule, "costs that are too large or too far below 0")

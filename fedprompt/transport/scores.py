@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._convergence import UNSTATED, checked
+from fedprompt._convergence import UNSTATED, solved
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._elimination import couplings, eliminate
 from fedprompt.transport._problem import check_layout, slack_of
@@ -191,7 +191,7 @@ def _check_solved(coupling: Coupling) -> None:
         excess = (plan.sum(-1) - a) / a.clamp(min=torch.finfo(a.dtype).tiny) - slack_of(a, b)
         columns = ((plan.sum(-2) - b) / b).abs().amax(-1)
         error = torch.maximum(error, torch.maximum(excess.amax(-1), columns)).detach()
-    checked(coupling._replace(error=error, tolerance=coupling.tolerance or UNSTATED))
+    solved(coupling._replace(error=error, tolerance=coupling.tolerance or UNSTATED))
 
 
 def _check(cost: Tensor, coupling: Coupling) -> None:

@@ -91,9 +91,9 @@ def check_message(argument: str, message: Message) -> None:
     """Require a message that a blob can hold; numbers are not read. Errors name it `argument`."""
     check.names(argument, message, "map names to tensors or Weighted")
     for name, entry in message.items():
-        if name == "__metadata__" or name.endswith((":value", ":weight")):
-            rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
-            raise check.wrong(argument, rule, repr(name))
+        rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
+        fits = name != "__metadata__" and not name.endswith((":value", ":weight"))
+        check.require(fits, argument, rule, repr(name))
         _check_unicode(argument, name)
         place = f"{argument}[{name!r}]"
         if isinstance(entry, Weighted):

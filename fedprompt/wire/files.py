@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._files import checked_file, is_newer, replace_file
+from fedprompt._files import file_of, is_newer, replace_file
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._decode import read_blob
 from fedprompt.wire._format import FORMAT, Expected, Header, check_expected, longest_header
@@ -43,7 +43,7 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    file = checked_file("path", path)
+    file = file_of("path", path)
     if is_newer(given := _format_of(file), FORMAT):
         raise check.wrong("path", f"have no format after {FORMAT!r}, which would be lost", given)
     replace_file(file, encode_payload(message, header=header))
@@ -86,7 +86,7 @@ def open_payload(
         Traceback (most recent call last):
         ValueError: `blob` must start with the length of its header in 8 bytes; got 0 bytes.
     """
-    file = checked_file("path", path)
+    file = file_of("path", path)
     expected = check_expected(expect, max_bytes)
     longest = 8 + longest_header(expected) + sum(slot.num_bytes for slot in expected.values())
     longest = min(longest, max_bytes)

@@ -167,9 +167,9 @@ def ranks_of(clients: Iterable[int], world: int, *, share: bool = False) -> dict
 
 
 def _check_group(group: "distributed.ProcessGroup | None") -> None:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        rule = "be a process group of torch.distributed"
-        raise check.wrong("group", rule, "none (call init_process_group first)")
+    rule = "be a process group of torch.distributed"
+    fits = distributed.is_available() and distributed.is_initialized()
+    check.require(fits, "group", rule, "none (call init_process_group first)")
     outside: object = distributed.GroupMember.NON_GROUP_MEMBER
     if group is not outside:
         rule = "be a process group or None"

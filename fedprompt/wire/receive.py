@@ -65,8 +65,8 @@ def receive(
     """
     check.optional(check.function, "restore", restore, "be a function of a message")
     asked = expect if isinstance(expect, Mapping) else {}
-    forms = {client: _checked_form(form, max_bytes) for client, form in asked.items()}
-    common = None if isinstance(expect, Mapping) else _checked_form(expect, max_bytes)
+    forms = {client: _form_of(form, max_bytes) for client, form in asked.items()}
+    common = None if isinstance(expect, Mapping) else _form_of(expect, max_bytes)
     check.iterable("arrivals", arrivals, "pairs (client, blob)")
     accepted: dict[_Client, Any] = {}
     refused: list[tuple[_Client, str]] = []
@@ -97,7 +97,7 @@ def _read(client: object, blob: object, form: _Form | None, max_bytes: int) -> M
     return read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)[0]
 
 
-def _checked_form(expect: Expected, max_bytes: int) -> _Form:
+def _form_of(expect: Expected, max_bytes: int) -> _Form:
     slots = check_expected(expect, max_bytes)
     rule = "be None, because `arrivals` names the clients"
     check.require(expect.client_id is None, "expect.client_id", rule, repr(expect.client_id))

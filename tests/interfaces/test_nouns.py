@@ -52,6 +52,7 @@ stream(zeros(2, 3).long()) -> TypeError: `layers[0]` must be a floating-point te
 stream(zeros(2, 3), layer=-1) -> ValueError: `layers` must be at least 0; got -1
 stream(zeros(2, 3), layer=0.5) -> TypeError: `layers` must be an integer; got 0.5
 fp.interfaces.PromptStream([zeros(2, 3)]) -> TypeError: `layers` must map layers to tokens
+names(pad=zeros(8) / 0) -> ValueError: `pad` must be finite; got 8 entries of 8 that are not.
 names(pad=zeros(2)) -> ValueError: `pad` must be as wide and where `tokens` is
 names(length=(3,)) -> ValueError: `length` must be a tuple for 2 names
 names(ending=(-1, 2)) -> ValueError: `ending` must be at least 0; got -1

@@ -63,15 +63,15 @@ def test_on_an_accelerator_the_first_and_every_hundredth_call_read(monkeypatch):
     coupling = newton(COST, *MASSES)
     wrong = coupling._replace(error=torch.full((2,), 0.5))
     for found in (coupling, wrong, *[coupling] * 98):
-        _convergence.checked(found)
+        _convergence.solved(found)
     with pytest.warns(UserWarning, match=r"by 5e\+04 times"):
-        _convergence.checked(coupling)
+        _convergence.solved(coupling)
 
 
 def test_an_error_that_is_not_a_number_is_reported():
     wrong = newton(COST, *MASSES)._replace(error=torch.full((2,), torch.nan))
     with pytest.warns(UserWarning, match="by nan times"):
-        _convergence.checked(wrong)
+        _convergence.solved(wrong)
 
 
 def test_nothing_is_read_under_vmap():

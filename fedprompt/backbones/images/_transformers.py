@@ -38,9 +38,9 @@ class _TransformersTrunk(FrozenTrunk):
         self.vision = getattr(model, "vision_model", model)
         encoder = getattr(self.vision, self.encoder, self.vision)
         config = self.vision.config
-        if attention_mask is not None and config._attn_implementation not in _WITH_MASKS:
-            rule = f"be None, or the model's attention one of {', '.join(_WITH_MASKS)}"
-            raise check.wrong("attention_mask", rule, f"a mask for {config._attn_implementation}")
+        rule = f"be None, or the model's attention one of {', '.join(_WITH_MASKS)}"
+        fits = attention_mask is None or config._attn_implementation in _WITH_MASKS
+        check.require(fits, "attention_mask", rule, f"a mask for {config._attn_implementation}")
         self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         self.dim = config.hidden_size
         super().__init__(model, attention_mask, self.vision, encoder)

@@ -67,9 +67,9 @@ def image_tokens(
 
 
 def _vit(visual: Any, images: Tensor) -> tuple[Tensor, Tensor]:
-    if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
-        rule = "pool a class token or patches, not by attention, whose queries are not patches"
-        raise check.wrong_type("clip_model", rule, "another pooling")
+    rule = "pool a class token or patches, not by attention, whose queries are not patches"
+    fits = visual.attn_pool is None and visual.pool_type in ("tok", "avg")
+    check.require(fits, "clip_model", rule, "another pooling", TypeError)
     images = fitted(images, visual, tower_sizes(visual))
     pooled, patches = visual._pool(visual.transformer(visual._embeds(images)))
     if visual.final_ln_after_pool:

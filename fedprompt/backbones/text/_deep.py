@@ -42,7 +42,7 @@ def replacements(
         _check_stream(argument, stream, depth)
         length = 0
         for layer, tokens in stream.layers.items():
-            length = _checked_length(f"{argument}.layers[{layer}]", tokens, text, dim, length)
+            length = _length_of(f"{argument}.layers[{layer}]", tokens, text, dim, length)
             by_layer.setdefault(layer, []).append(Replacement(start, tokens))
         start += length
     num_tokens = start - text.prefix.shape[-2] + text.context
@@ -65,9 +65,7 @@ def _check_stream(argument: str, stream: PromptStream, depth: int) -> None:
         raise check.wrong(argument, rule, f"layers {sorted(stream.layers)}")
 
 
-def _checked_length(
-    argument: str, tokens: Tensor, text: PromptedText, dim: int, length: int
-) -> int:
+def _length_of(argument: str, tokens: Tensor, text: PromptedText, dim: int, length: int) -> int:
     """Return the number of tokens, which is `length` in all layers unless `length` is 0."""
     check.number_tensor(argument, tokens)
     axes = tuple(text.prefix.shape[:-2])

@@ -104,9 +104,9 @@ class Vocabulary:
         # was truncated.
         length = self._context_length + 3
         ids = self._tokenizer(list(texts), context_length=length)
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
-            rule = "return a tensor (texts, length) of ids; pass processor.tokenizer of a processor"
-            raise check.wrong_type("tokenizer", rule, check.kind(ids))
+        rule = "return a tensor (texts, length) of ids; pass processor.tokenizer of a processor"
+        fits = isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()
+        check.typed(fits, "tokenizer", rule, ids)
         rows: list[list[int]] = ids.tolist()
         for row in rows:
             if len(row) != length:

@@ -300,9 +300,9 @@ class TextTower:
             rule = f"be {suffix[-3]} positions in [{first}, {length}), one for each class"
             raise check.wrong("text.end", rule, check.kind(ends))
         check.optional(check.count, "text.context", text.context, at_least=0)
-        if length > self.context_length or not (self.causal or length == self.context_length):
-            rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
-            raise check.wrong("text", rule, length)
+        rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
+        fits = length <= self.context_length and (self.causal or length == self.context_length)
+        check.require(fits, "text", rule, length)
         check_frozen("tower", self._all_modules, self._all_parameters)
         if not text.prefix.is_meta:
             self.probe.look()
