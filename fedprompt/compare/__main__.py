@@ -145,5 +145,13 @@ def compare(problem: Problem, methods: Sequence[str], args: argparse.Namespace, 
         sys.exit(1)
 
 
+def command() -> None:
+    """Run `fedprompt compare ...`."""
+    if sys.argv[1:2] != ["compare"]:
+        print("usage: fedprompt compare FOLDER ...; see fedprompt compare --help", file=sys.stderr)
+        sys.exit(2)
+    main(sys.argv[2:])
+
+
 if __name__ == "__main__":
     main()

@@ -162,6 +162,18 @@ def folder(
     Raises:
         ValueError: If the folder, the network or the division cannot be used.
         ConnectionError: If the weights are not on this machine.
+
+    Example:
+        >>> import timm
+        >>> from PIL import Image
+        >>> model = timm.create_model("test_vit", img_size=32, num_classes=0)
+        >>> with TemporaryDirectory() as root:
+        ...     for place in ("art/cat", "art/dog", "photo/cat", "photo/dog"):
+        ...         Path(root, place).mkdir(parents=True)
+        ...         Image.new("RGB", (32, 32)).save(Path(root, place, "1.png"))
+        ...     problem = folder(root, vit=model)
+        >>> problem.family("")
+        'one model'
     """
     given = {name: value for name, value in locals().items() if name not in ("root", "say")}
     if (vit is None) == (clip is None):

@@ -57,6 +57,17 @@ class Problem:
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
         files: Temporary files that the problem needs, or None.
+
+    Example:
+        A problem of our own pages is made from its functions. For your data, see
+        :func:`fedprompt.compare.problem`.
+
+        >>> problem = Problem(
+        ...     title="Digits", partitions={"iid": "60 images"},
+        ...     rows=lambda partition: [Row.of("local")], make=lambda partition, row, **where: None,
+        ... )
+        >>> [row.title for row in problem.rows("iid")]
+        ['Local training']
     """
 
     name: str = ""

@@ -35,6 +35,17 @@ class Results:
         problem: Problem.
         found: Records of all runs, one for each row, seed and partition.
         failed: Error of each row of which a run failed, by its title.
+
+    Example:
+        >>> from fedprompt.compare import Problem
+        >>> problem = Problem(
+        ...     title="Digits", partitions={"iid": ""}, rows=lambda partition: [], make=lambda: None
+        ... )
+        >>> record = {"partition": "iid", "trial": None, "values": {}, "backward": 8}
+        >>> scores = {"own": 0.5, "clients": {"0": {"own": 0.5}}}
+        >>> results = Results(problem, [record | {"row": "A", "seed": 0} | scores])
+        >>> results.clients
+        [{'method': 'A', 'seed': 0, 'partition': 'iid', 'client': '0', 'own': 0.5}]
     """
 
     problem: Problem
