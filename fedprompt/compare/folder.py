@@ -25,8 +25,9 @@ from fedprompt.compare.trials import CompareError, Further
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 from fedprompt.methods.setting import Inputs
 
-CLIENTS = "dirichlet:0.3:10"
-"""Division of a folder without domains, if none is given."""
+ALPHA, MOST, EACH = 0.3, 10, 20
+"""Division of a folder without domains, if none is given: concentration, and up to so many clients
+with this number of training images on average."""
 BASE = {"full": "base classes", "new": "new classes", "h": "H"}
 
 
@@ -139,8 +140,8 @@ def folder(
         clip: CLIP, in the same way.
         size: Side of the images in pixels. If None, that of the network.
         clients: ``"domains"``, ``"folders"``, ``"iid:N"``, ``"dirichlet:ALPHA:N"`` or
-            ``"pathological:K:N"``. If None, domains are clients; without any, Dirichlet shares of
-            ten clients.
+            ``"pathological:K:N"``. If None, domains are clients; without any, two to ten clients
+            with Dirichlet shares of the classes.
         shots: Number of training images of each class, of all clients together. If None, all.
         base_to_new: Whether clients train on the first half of the classes, and are also tested on
             the others (:func:`~fedprompt.compare.protocols.base_to_new`).
@@ -205,7 +206,9 @@ def _problem(
     for name, part in parts.items():
         pairs = [("transfer", transferred(other, store.folder)) for other in stores[1:]]
         parts[name] = part._replace(further={**part.further, **dict(pairs)})
-    usual = "domains" if store.folder.domain_names != ("",) else CLIENTS
+    size = len(divisions.sides(next(iter(parts.values())).folder)[0])
+    usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
+    usual = "domains" if store.folder.domain_names != ("",) else usual
     clients = "domains" if given["leave_one_out"] else given["clients"] or usual
     divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
