@@ -144,14 +144,16 @@ def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
         read_folder(tmp_path)
     assert read_folder(tmp_path, layout="csv").labels.tolist() == [1, 0]
     assert read_folder(tmp_path, layout="class").labels.tolist() == [0, 1]
-    make(tmp_path, "split_zhou_Pets.json")
-    with pytest.raises(
-        ValueError, match=r"layout='coop' \(split_zhou_Pets.json\) and layout='csv'"
-    ):
-        read_folder(tmp_path)
-    (tmp_path / "split_zhou_Pets.json").unlink()
     (tmp_path / "all.csv").write_text("method,figure\nlocal,0.5\n")  # some other table
     assert read_folder(tmp_path).layout == "class"
+
+
+def test_of_two_lists_one_must_be_passed(tmp_path):
+    make(tmp_path, "split_zhou_Pets.json", "1.png")
+    (tmp_path / "a.csv").write_text("path,label\n1.png,a\n")
+    both = r"with layout='coop' \(split_zhou_Pets.json\) and layout='csv' \(a.csv\)"
+    with pytest.raises(ValueError, match=both):
+        read_folder(tmp_path)
 
 
 def test_a_table_has_paths_labels_clients_and_splits(tmp_path):
