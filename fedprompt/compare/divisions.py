@@ -61,8 +61,8 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
         generator: Source of randomness.
 
     Raises:
-        ValueError: If `clients` is not such a word, the images do not fit it, or a client has no
-            training images.
+        ValueError: If `clients` is not such a word, the images do not fit it, a client has no
+            training images, or no client has test images.
     """
     kind, *given = clients.split(":")
     try:
@@ -88,7 +88,8 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
     if not len(test):
         parts = _held_out_parts(folder, parts[0])
     for name, part in zip(names, parts[0], strict=True):
-        check.some("--clients", len(part), f"give each client training images; client {name} has")
+        check.some("--clients", len(part), f"give client {name} training images")
+    check.some("--clients", sum(map(len, parts[1])), "leave some client test images")
     return Division(names, *parts)
 
 

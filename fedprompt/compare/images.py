@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,8 +80,9 @@ def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "heig
     if limit == 1:
         return (255 * levels).round().astype(np.uint8)
     largest = 2 ** (bits or depth(int(high))) - 1
-    scaled = levels.astype(np.int64) * 255 // largest
-    return scaled.clip(max=255).astype(np.uint8)
+    scaled: UInt8[np.ndarray, "height width"]
+    scaled = (levels.astype(np.int64) * 255 // largest).clip(max=255).astype(np.uint8)
+    return scaled
 
 
 def depth(level: int) -> int:
@@ -167,6 +169,8 @@ def decoded(
     """
     files = ImageFiles(folder.paths, size)
     path = cache / f"{stamp(folder)}-{size}px.images"
+    if not path.exists():
+        _ = files.bits  # once, before threads read
 
     def read(place: int) -> tuple[Tensor, int]:
         try:
@@ -251,7 +255,7 @@ def _write(
 
     path.parent.mkdir(parents=True, exist_ok=True)
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-    part, numbers = path.with_name(f"{path.name}.{os.getpid()}.part"), list[int]()
+    part, numbers = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
     try:
         with part.open("wb") as file, ThreadPoolExecutor() as pool, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

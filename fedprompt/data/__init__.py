@@ -5,6 +5,7 @@ from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
+from fedprompt.data.saved_shards import load_shards, save_shards
 from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
 from fedprompt.data.splits import (
     base_new_split,
@@ -30,9 +31,11 @@ __all__ = [
     "iid_shares",
     "labels_of",
     "leave_one_out",
+    "load_shards",
     "pathological",
     "pathological_shares",
     "quantity_skew",
     "read_folder",
+    "save_shards",
     "study_quiz_split",
 ]

@@ -77,7 +77,7 @@ class Folder:
         >>> print(folder)
         .: layout own, 3 images, 2 classes
           images: train 2, test 1
-          classes: cat 1, dog 2; from 1 to 2 images
+          classes: cat 1, dog 2
         >>> folder.at(folder.split == "test").paths == files[2:]
         True
     """
@@ -98,7 +98,8 @@ class Folder:
 
     def at(self, positions: Any) -> "Folder":
         """Return the images at some positions; classes and domains keep their numbers."""
-        chosen = np.arange(len(self))[np.asarray(positions)]
+        given = np.asarray(positions)
+        chosen = np.arange(len(self))[given if given.size else []]
         parts = {name: getattr(self, name)[chosen] for name in ("labels", "domains", "split")}
         return replace(self, paths=tuple(self.paths[i] for i in chosen), **parts)
 
@@ -116,13 +117,14 @@ class Folder:
             lines.append(f"  {len(more)} more domains: from {min(more)} to {max(more)} images")
         sizes = np.bincount(self.labels, minlength=len(self.class_names)).tolist()
         each = [f"{name} {size}" for name, size in zip(self.class_names, sizes, strict=True)]
-        lines.append(f"  classes: {_few(each)}; from {min(sizes)} to {max(sizes)} images")
+        spread = f", from {min(sizes)} to {max(sizes)} images" if len(sizes) > SHOWN else ""
+        lines.append(f"  classes: {_few(each)}{spread}")
         trained = set(self.labels[self.split == "train"].tolist())
         if missing := [n for i, n in enumerate(self.class_names) if i not in trained]:
             lines.append(f"  classes without training images: {_few(missing)}")
         for reason, paths in self.skipped.items():
             lines.append(f"  left out: {len(paths)} ({reason}), such as {paths[0]}")
-        return "\n".join(lines)
+        return _nfc("\n".join(lines))
 
 
 def read_folder(
@@ -218,7 +220,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _nfc(name: str) -> str:
-    return normalize("NFC", name)
+    """Compose accents, and escape the bytes of a name that is not in UTF-8."""
+    return normalize("NFC", os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def _leave(
@@ -476,7 +479,8 @@ def _table(file: Path) -> Rows:
         rows.append((where, Row(file.parent / words["path"], label, domain, split)))
     labels = {row.label for _, row in rows}
     numbered = all(label.isdecimal() for label in labels)
-    return rows, {name: name for name in sorted(labels, key=int if numbered else str)}
+    order = sorted(labels, key=lambda label: (int(label) if numbered else 0, label))
+    return rows, {label: label for label in order}
 
 
 def _coop(file: Path) -> Rows:

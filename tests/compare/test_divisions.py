@@ -119,5 +119,11 @@ def test_refusals_have_flag_rule_and_value(clients):
 
 def test_a_client_without_training_images_is_named():
     given = folder([0, 1, 0, 1], [0, 0, 1, 1], ["train"] * 2 + ["test"] * 2, names=("a", "b"))
-    with pytest.raises(ValueError, match="give each client training images; client b has; got"):
+    with pytest.raises(ValueError, match="must give client b training images; got none"):
+        divided(given, "domains")
+
+
+def test_a_folder_without_two_images_of_a_class_has_none_for_tests():
+    given = folder([0, 1, 0, 1], [0, 0, 1, 1], names=("a", "b"))
+    with pytest.raises(ValueError, match="must leave some client test images; got none"):
         divided(given, "domains")

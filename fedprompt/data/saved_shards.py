@@ -1,0 +1,126 @@
+"""The clients of a data set in a file, so that two papers can use the same division."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import PurePath
+from typing import Any
+from unicodedata import normalize
+
+import fedprompt._refusals as check
+from fedprompt._files import checked_file, replace_file
+from fedprompt.data._arguments import Indices, Labels
+from fedprompt.data.folders import Folder
+
+FORMAT = "fedprompt-shards-1"
+Dataset = Labels | Sequence[str] | Sequence[PathLike[str]] | Folder
+Shards = Sequence[Any] | Mapping[int, Any]
+
+
+def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> None:
+    """Save the positions of each client's samples, with a digest of the data set.
+
+    The file is JSON. It contains no image, label or name of a file.
+
+    Args:
+        path: Path of the file. An existing file is replaced when all bytes are on the disk.
+        shards: For each client the positions of its samples, such as from :func:`dirichlet`; or a
+            mapping from ids of clients.
+        of: Data set of the positions: its labels, the names of its files, or a :class:`Folder`. The
+            digest of a folder has the names of files below its root, and of their classes.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     save_shards(f"{folder}/shards.json", [[0, 2], [1]], of=[5, 3, 5])
+        ...     print(load_shards(f"{folder}/shards.json", of=[5, 3, 5]))
+        ...     try:
+        ...         load_shards(f"{folder}/shards.json", of=[5, 3, 3])
+        ...     except ValueError as error:
+        ...         print(str(error).split(",")[0])
+        [array([0, 2]), array([1])]
+        `of` must be the data set of the file
+    """
+    file, (kind, samples, digest) = checked_file("path", path), _digest(of)
+    check.instance("shards", shards, Sequence | Mapping, "list the positions of each client")
+    clients = shards if isinstance(shards, Mapping) else dict(enumerate(shards))
+    check.some("shards", len(clients), "have at least one client")
+    for client in clients:
+        check.count("key of shards", client, at_least=0)
+    content = {
+        "format": FORMAT,
+        "of": kind,
+        "samples": samples,
+        "digest": digest,
+        "clients": list(map(int, clients)) if isinstance(shards, Mapping) else None,
+        "shards": [_positions(c, own, samples).tolist() for c, own in clients.items()],
+    }
+    replace_file(file, json.dumps(content).encode())
+
+
+def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | dict[int, Indices]:
+    """Load the positions of each client's samples from a file of :func:`save_shards`.
+
+    Args:
+        path: Path of the file.
+        of: The same data set as for :func:`save_shards`, in the same form and order.
+
+    Returns:
+        For each client the positions of its samples, int64, in the saved order; a dict if a mapping
+        was saved.
+
+    Raises:
+        ValueError: If the data set is another one, or the file is not from :func:`save_shards`.
+
+    Example:
+        See :func:`save_shards`.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     save_shards(f"{folder}/shards.json", {7: [1]}, of=["a.png", "b.png"])
+        ...     load_shards(f"{folder}/shards.json", of=["a.png", "b.png"])
+        {7: array([1])}
+    """
+    file = checked_file("path", path)
+    try:
+        found = json.loads(file.read_bytes())
+        if found["format"] != FORMAT:
+            raise check.wrong("path", f"be a file of format {FORMAT}", found["format"])
+        saved = found["of"], found["samples"], found["digest"]
+        ids, parts = found["clients"], found["shards"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} must be a file of `save_shards`: {error}") from error
+    if saved != (own := _digest(of)):
+        raise check.wrong("of", f"be the data set of the file, {_told(saved)}", _told(own))
+    shards = [_positions(c, part, saved[1]) for c, part in enumerate(parts)]
+    return shards if ids is None else dict(zip(ids, shards, strict=True))
+
+
+def _positions(client: int, positions: Any, samples: int) -> Indices:
+    of = ", the positions in the data set"
+    return check.integers(f"shards[{client}]", positions, below=samples, of=of)
+
+
+def _told(digest: tuple[str, int, str]) -> str:
+    kind, samples, content = digest
+    return f"{samples} {kind} with digest {content[:12]}"
+
+
+def _digest(of: Any) -> tuple[str, int, str]:
+    """Return the kind, the number and the SHA-256 digest of labels, file names, or both."""
+    if isinstance(of, Folder):
+        kind, entries = "files of a folder", []
+        for path, label in zip(of.paths, of.labels, strict=True):
+            below = path.relative_to(of.root) if path.is_relative_to(of.root) else path
+            entries.append(f"{below.as_posix()}\t{of.class_names[label]}")
+    else:
+        entries = check.entries("of", of)
+        kind = "file names"
+        if not all(isinstance(entry, str | PathLike) for entry in entries):
+            kind, entries = "labels", check.integers("of", entries).tolist()
+        else:
+            entries = [PurePath(fspath(entry)).as_posix() for entry in entries]
+    check.some("of", entries, "have at least one sample")
+    text = normalize("NFC", json.dumps(entries, ensure_ascii=False))
+    return kind, len(entries), hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()

@@ -1,0 +1,77 @@
+"""Divisions in files, and data sets that are not those of the file."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedprompt.data import dirichlet, load_shards, read_folder, save_shards
+from refusals import check_refused, refusals
+
+LABELS = np.arange(60) % 4
+
+
+@pytest.mark.parametrize("of", [LABELS, torch.tensor(LABELS), [f"{k} é.png" for k in range(60)]])
+def test_a_division_is_loaded_as_it_was_saved(of, tmp_path):
+    shards = dirichlet(LABELS, 5, alpha=0.5, min_size=2, generator=np.random.default_rng(0))
+    save_shards(tmp_path / "shards.json", shards, of=of)
+    found = load_shards(tmp_path / "shards.json", of=of)
+    assert all(a.dtype == np.int64 and (a == b).all() for a, b in zip(found, shards, strict=True))
+    by_id = {9: shards[1], 3: torch.tensor([5, 2])}
+    save_shards(tmp_path / "shards.json", by_id, of=of)
+    found = load_shards(tmp_path / "shards.json", of=of)
+    assert [*found] == [9, 3]
+    assert found[3].tolist() == [5, 2]
+
+
+def test_a_division_of_a_folder_belongs_to_its_files_and_classes(tmp_path):
+    for root in ("here", "there/é", "other"):
+        for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+            path = tmp_path / root / name.replace("dog", "fox" if root == "other" else "dog")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"an image")
+    here, there, other = (read_folder(tmp_path / r) for r in ("here", "there/é", "other"))
+    file = tmp_path / "shards.json"
+    save_shards(file, [[0, 2], [1]], of=here)
+    assert [part.tolist() for part in load_shards(file, of=there)] == [[0, 2], [1]]
+    for wrong in (
+        other,
+        here.at([0, 1]),
+        here.at([1, 0, 2]),
+        here.labels,
+        [str(p) for p in here.paths],
+    ):
+        with pytest.raises(ValueError, match="`of` must be the data set of the file, 3 files of a"):
+            load_shards(file, of=wrong)
+
+
+REFUSED = """
+save_shards("a", [[0]], of=[]) -> ValueError: `of` must have at least one sample; got none
+save_shards("a", [[0]], of=[0.5]) -> TypeError: `of[0]` must be an integer; got 0.5
+save_shards("a", [], of=[1]) -> ValueError: `shards` must have at least one client; got none
+save_shards("a", [[0], [1]], of=[5]) -> ValueError: `shards[1]` must lie in [0, 1), the positions
+save_shards("a", {-1: [0]}, of=[5]) -> ValueError: `key of shards` must be at least 0; got -1
+save_shards("a", 3, of=[5]) -> TypeError: `shards` must list the positions of each client; got 3
+save_shards("", [[0]], of=[5]) -> ValueError: `path` must be the path of a file; got an empty
+load_shards("labels", of=[3, 5]) -> ValueError: `of` must be the data set of the file, 2 labels with
+load_shards("labels", of=[5, 3, 5]) -> ValueError: `of` must be the data set of the file, 2 labels
+load_shards("none", of=[5]) -> FileNotFoundError: none
+load_shards("text", of=[5]) -> ValueError: text must be a file of `save_shards`
+load_shards("list", of=[5]) -> ValueError: list must be a file of `save_shards`
+load_shards("newer", of=[5]) -> ValueError: newer must be a file of `save_shards`: `path` must be a
+load_shards("changed", of=[5, 3]) -> ValueError: `shards[0]` must lie in [0, 2), the positions
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_refusals(call, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_shards("labels", [[0]], of=[5, 3])
+    content = json.loads((tmp_path / "labels").read_text())
+    (tmp_path / "changed").write_text(json.dumps(content | {"shards": [[2]]}))
+    (tmp_path / "newer").write_text(json.dumps(content | {"format": "fedprompt-shards-2"}))
+    (tmp_path / "text").write_text("no JSON")
+    (tmp_path / "list").write_text("[]")
+    check_refused(call, error, message, {})
