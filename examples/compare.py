@@ -16,12 +16,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import tasks
 from fedprompt.compare import cells, ranks, records, tables, tuning
-from fedprompt.compare.cells import Cell
+from fedprompt.compare.__main__ import OneLine, count, share
+from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.problems import Record
+from fedprompt.compare.results import check_device, check_folder
 from fedprompt.compare.rows import HEAD_RATE, Row, read_methods
 from fedprompt.compare.trials import CompareError
 from tasks import estimate, pages, papers, verify
@@ -52,22 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             verify_settings(args)
         else:
             compare(args)
-    except (CompareError, OSError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
+    except (CompareError, OSError, RunsError) as error:
+        cause = f": {error.__cause__}" if isinstance(error, RunsError) else ""
+        print(f"compare.py: {error}{cause}", file=sys.stderr)
         sys.exit(2)
-
-
-class OneLine(argparse.ArgumentParser):
-    """Parser whose mistakes end with one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the program."""
-        self.exit(2, f"compare.py: {message}\n")
 
 
 def flags() -> argparse.ArgumentParser:
     """Make the parser."""
-    parser = OneLine(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLine(
+        "compare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--task", choices=list(tasks.TASKS), help="digits, if not --check or --tables")
     add("--methods", help="names, or FILE:NAME for your own, separated by commas")
@@ -81,28 +77,14 @@ def flags() -> argparse.ArgumentParser:
     add("--pretrained", action="store_true", help="timm downloads the weights")
     add("--shard", type=_part, default=(0, 1), help="i/n: only these cells")
     add("--defaults", action="store_true", help="default values, no tuning")
-    add("--shrink", type=_share, default=1.0, help="share of rounds, steps and images; no tuning")
-    add("--check", type=int, help="run so many recorded cells again, and compare")
+    add("--shrink", type=share, default=1.0, help="share of rounds, steps and images; no tuning")
+    add("--check", type=count, help="run so many recorded cells again, and compare")
     add("--estimate", action="store_true", help="print runs and hours, and stop")
     add("--verify", action="store_true", help="check a paper's setting, and stop")
     add("--tables", action="store_true", help="write tables from records, and stop")
     add("--out", type=Path, default=Path("out"), help="folder of the tables")
     add("--records", type=Path, help="OUT/records, or the committed ones with --check or --tables")
     return parser
-
-
-def count(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {text}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1; got {text}")
-    return value
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -126,6 +108,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 def compare(args: argparse.Namespace) -> None:
     """Tune and run the rows of a task, and print and write its tables."""
+    check_folder(args.out)
+    check_device(args.device)
     name = named_records(args)
     task = shown(args.task, name)
     path = args.records / f"{name}.jsonl"
@@ -266,7 +250,13 @@ def finished(
 
 
 def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Write the tables and figures of all records of some tasks."""
+    """Write the tables and figures of all records of some tasks.
+
+    Raises:
+        CompareError: If there is no folder of records.
+    """
+    if not args.records.is_dir():
+        raise CompareError(f"`--records` must be a folder of records; got {args.records}.")
     for name in names:
         for stem in (name, f"{name}-defaults"):
             if found := list(

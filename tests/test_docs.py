@@ -74,7 +74,7 @@ def public_names() -> dict[str, object]:
             for name in module.__all__:
                 if id(getattr(module, name)) not in flat:
                     found[f"{family}.{name}"] = getattr(module, name)
-    for family in ("interfaces", "samples"):
+    for family in ("compare", "interfaces", "samples"):
         module = importlib.import_module(f"fedprompt.{family}")
         for name in module.__all__:
             if id(getattr(module, name)) not in flat:
@@ -201,8 +201,9 @@ def without_extras(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if any(blocks(page)) and page not in NOTEBOOKS
     ],
 )
-def test_code_blocks_run_and_print_what_the_page_shows(page, monkeypatch):
+def test_code_blocks_run_and_print_what_the_page_shows(page, monkeypatch, tmp_path):
     without_extras(page, monkeypatch)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(methods.registry, "METHODS", dict(methods.METHODS))
     names = {"__name__": "docs"}
     for block in blocks(page):

@@ -1,5 +1,7 @@
 """The app of the SuperLink."""
 
+from pathlib import Path
+
 import torch
 from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
@@ -26,9 +28,18 @@ def main(grid: Grid, context: Context) -> None:
 
     exchanges = (federation.setting.rounds - 1 - strategy.now.server_round) * method.exchanges
     strategy.start(grid, ArrayRecord(), num_rounds=exchanges, timeout=300.0, evaluate_fn=save)
-    newcomer = federation.data(int(config["clients"]), strategy.now.server_round)
-    model = strategy.now.model(method, newcomer)
+    folder = folder or Path(f"fedprompt-{context.run_id}").absolute()
+    save()  # before the evaluation, whose error would lose the run
+    print(f"{config['method']}: the last round is in {folder}")
+    print(ledger.table())
+    now, trained = strategy.now, federation.setting.clients
+    newcomers = [client for client in federation.shards if client not in trained]
+    if now.stateful and not newcomers:
+        print(f"{config['method']}: the models of clients are on their nodes")
+        return
+    client = (newcomers or list(trained))[0]
+    model = now.model(method, federation.data(client, now.server_round))
     with torch.no_grad():
         accuracy = (model(test_inputs).argmax(1) == test_labels).float().mean().item()
-    print(f"{config['method']}: a new client classifies {accuracy:.1%} of the test digits")
-    print(ledger.table())
+    who = "a new client" if newcomers else "a client"
+    print(f"{config['method']}: {who} classifies {accuracy:.1%} of the test digits")

@@ -1,8 +1,11 @@
 """A method by name, and the sample digits divided over clients, the same in every process."""
 
+import inspect
 from collections.abc import Mapping
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,19 +17,16 @@ from fedprompt import methods, samples
 
 def load(config: Mapping[str, Any]) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
     """Make the method of a run configuration, the federation, and the test inputs and labels."""
-    counts = {name: int(config[name]) for name in ("clients", "cohort", "rounds")}
+    counts = {name: int(config[name]) for name in ("clients", "cohort", "rounds", "newcomers")}
     return _load(str(config["method"]), **counts)
 
 
 @cache  # Flower's simulation runs several messages in one process
 def _load(
-    name: str, clients: int, cohort: int, rounds: int
+    name: str, clients: int, cohort: int, rounds: int, newcomers: int
 ) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for one another
-    if name not in methods.METHODS:
-        names = ", ".join(sorted(methods.METHODS))
-        raise ValueError(f"`method` must be one of {names}; got {name!r}.")
-    entry = methods.METHODS[name]
+    entry = entry_of(name)
     images, labels, test_images, test_labels = samples.digits()
     if "CLIP" in entry.families:
         images, test_images = (_for_clip(side, entry.inputs) for side in (images, test_images))
@@ -37,11 +37,43 @@ def _load(
     if method.form is None:
         raise ValueError(f"`method` must have a form, and {name} has none.")
     draw = torch.Generator().manual_seed(0)
-    # One client more than those that train: a new client.
-    shards = fp.data.dirichlet(labels[100:], clients + 1, alpha=1.0, min_size=10, generator=draw)
+    count = clients + newcomers  # the last ones never train
+    shards = fp.data.dirichlet(labels[100:], count, alpha=1.0, min_size=10, generator=draw)
     positions = dict(enumerate(map(torch.as_tensor, shards)))
     federation = methods.Federation(setting, images[100:], labels[100:], positions)
     return method, federation, test_images, test_labels
+
+
+def entry_of(name: str) -> methods.Entry:
+    """Return a method of the gallery, or NAME of a file of yours, by FILE:NAME.
+
+    FILE is next to this one, which Flower sends to the nodes, or has its full path on each machine.
+    """
+    file, _, function = name.rpartition(":")
+    if file:
+        make = getattr(module_of(Path(__file__).parent / file), function, None)
+        if not callable(make):
+            raise ValueError(f"`method` must name a function of {file}; got {function!r}.")
+        if function not in methods.METHODS or methods.METHODS[function].make is not make:
+            setting = str(next(iter(inspect.signature(make).parameters.values())).annotation)
+            family = "CLIP" if "ClipSetting" in setting else "one model"
+            return methods.Entry(function, function, make, (family,), (), {}, "")
+    if function not in methods.METHODS:
+        names = ", ".join(sorted(methods.METHODS))
+        raise ValueError(f"`method` must be one of {names}, or FILE:NAME; got {name!r}.")
+    return methods.METHODS[function]
+
+
+@cache  # a file that registers its methods does so once
+def module_of(path: Path) -> ModuleType:
+    """Import a file of yours."""
+    if not path.is_file() or (spec := spec_from_file_location(path.stem, path)) is None:
+        raise ValueError(
+            f"`method` must name a file next to task.py, or its full path; got {path}."
+        )
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _vit(entry: methods.Entry, common: dict[str, Any]) -> methods.VitSetting:

@@ -41,7 +41,7 @@ TASKS = {
         columns=COLUMNS | NEWCOMERS,
         references={"local": [LOCAL]},
         compared=("own", "full"),
-        advice=partial(advice, reference=LOCAL),
+        advice=partial(advice, references=[LOCAL], words="local training"),
         hours=lambda partition, row: 15 / 3600,
     )
 }

@@ -20,8 +20,5 @@ from fedprompt.compare.own import problem as problem
 from fedprompt.compare.problems import Problem as Problem
 from fedprompt.compare.results import Results as Results
 from fedprompt.compare.results import run as run
-from fedprompt.compare.rows import Row as Row
-from fedprompt.compare.trials import CompareError as CompareError
-from fedprompt.compare.trials import Trial as Trial
 
-__all__ = ["CompareError", "Problem", "Results", "Row", "Trial", "folder", "problem", "run"]
+__all__ = ["Problem", "Results", "folder", "problem", "run"]

@@ -14,7 +14,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def problem_of(args: argparse.Namespace, say: object) -> Problem:
+def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Problem:
     """Read the folder and the network."""
     same = "vit clip clients layout size template shots base_to_new leave_one_out test newcomers"
     same += " rounds steps batch_size cohort_size"
@@ -143,6 +143,14 @@ def compare(problem: Problem, methods: Sequence[str], args: argparse.Namespace, 
     print(results.save(args.out, command=line))
     if results.failed:
         sys.exit(1)
+
+
+def command() -> None:
+    """Run `fedprompt compare ...`."""
+    if sys.argv[1:2] != ["compare"]:
+        print("usage: fedprompt compare FOLDER ...; see fedprompt compare --help", file=sys.stderr)
+        sys.exit(2)
+    main(sys.argv[2:])
 
 
 if __name__ == "__main__":

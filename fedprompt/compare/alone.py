@@ -1,6 +1,6 @@
 """Training alone: the reference of every table, with as many passes as a method takes."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -29,7 +29,8 @@ def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> 
         train(model, data, learning_rate, times)
         return {}, fp.snapshot(model, buffers=True)
 
-    return local(setting, learning_rate=learning_rate)._replace(client=client)
+    method: Method = local(cast(Any, setting), learning_rate=learning_rate)
+    return method._replace(client=client)
 
 
 TITLES = ["Training alone", *(f"Training alone, {times} times as long" for times in range(2, 100))]

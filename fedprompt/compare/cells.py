@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -126,7 +126,7 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
     ).on(ranks.device(cell.machine.device))
     with torch.device(trial.setting.device):
         method = problem.method(row, trial)
-    finished = partial(prompts.save, cell.save, cell.stem, not row.personalized)
+    save = partial(prompts.save, cell.save or Path(), cell.stem, not row.personalized)
     return measure.run(
         method,
         trial,
@@ -135,7 +135,7 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
         rise="rise" in problem.columns,
         causes=problem.causes(cell.partition, row),
         progress=progress,
-        finished=(lambda *run: None) if cell.save is None else finished,
+        finished=(lambda *run: None) if cell.save is None else save,
     )
 
 
@@ -167,8 +167,11 @@ def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "")
     found = load(path, cells[0].problem) if cells else {}
     missing = [cell for cell in cells if cell.key() not in found]
     failed = []
-    with _bar(title, len(cells), len(cells) - len(missing)) as progress:
-        for cell, result in _results(missing, workers, progress):
+    with (
+        _bar(title, len(cells), len(cells) - len(missing)) as progress,
+        closing(_results(missing, workers, progress)) as results,
+    ):
+        for cell, result in results:
             if isinstance(result, CompareError | OSError):
                 raise result  # a file is missing, for the other cells, too
             diverged = isinstance(result, ValueError) and "must be finite" in str(result)
@@ -182,6 +185,7 @@ def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "")
             if ranks.rank() == 0:
                 records.append(path, record)
             found[cell.key()] = record
+    ranks.wait()  # before another one reads the file
     if failed:
         raise RunsError(failed) from failed[0][1]
     return [found[cell.key()] for cell in cells]
@@ -191,7 +195,7 @@ def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "")
 def _bar(title: str, total: int, initial: int) -> Iterator[Callable[[float], object]]:
     """Show a bar of the cells on a terminal, if tqdm is installed. A log has no bar."""
     try:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         yield lambda share: None
         return
@@ -204,15 +208,18 @@ def _bar(title: str, total: int, initial: int) -> Iterator[Callable[[float], obj
 
 def _results(
     cells: Sequence[Cell], workers: int, progress: Callable[[float], object]
-) -> Iterable[tuple[Cell, Record | Exception]]:
+) -> Generator[tuple[Cell, Record | Exception], None, None]:
     if workers == 1:
         yield from ((cell, _outcome(run, cell, progress)) for cell in cells)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(workers, len(cells) or 1), get_context("spawn")) as pool:
         futures = {pool.submit(run, cell): cell for cell in cells}
-        for future in as_completed(futures):
-            progress(1)
-            yield futures[future], _outcome(future.result)
+        try:
+            for future in as_completed(futures):
+                progress(1)
+                yield futures[future], _outcome(future.result)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _outcome(result: Callable[..., Record], *arguments: Any) -> Record | Exception:

@@ -1,12 +1,14 @@
 """A problem from a folder of images: its layout, clients, frozen network and protocol."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from tempfile import mkdtemp
+from typing import Any, NamedTuple, cast
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -23,8 +25,9 @@ from fedprompt.compare.trials import CompareError, Further
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 from fedprompt.methods.setting import Inputs
 
-CLIENTS = "dirichlet:0.3:10"
-"""Division of a folder without domains, if none is given."""
+ALPHA, MOST, EACH = 0.3, 10, 20
+"""Division of a folder without domains, if none is given: concentration, and up to so many clients
+with this number of training images on average."""
 BASE = {"full": "base classes", "new": "new classes", "h": "H"}
 
 
@@ -137,8 +140,8 @@ def folder(
         clip: CLIP, in the same way.
         size: Side of the images in pixels. If None, that of the network.
         clients: ``"domains"``, ``"folders"``, ``"iid:N"``, ``"dirichlet:ALPHA:N"`` or
-            ``"pathological:K:N"``. If None, domains are clients; without any, Dirichlet shares of
-            ten clients.
+            ``"pathological:K:N"``. If None, domains are clients; without any, two to ten clients
+            with Dirichlet shares of the classes.
         shots: Number of training images of each class, of all clients together. If None, all.
         base_to_new: Whether clients train on the first half of the classes, and are also tested on
             the others (:func:`~fedprompt.compare.protocols.base_to_new`).
@@ -162,50 +165,74 @@ def folder(
     Raises:
         ValueError: If the folder, the network or the division cannot be used.
         ConnectionError: If the weights are not on this machine.
+
+    Example:
+        >>> import timm
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> model = timm.create_model("test_vit", img_size=32, num_classes=0)
+        >>> with TemporaryDirectory() as root:
+        ...     for place in ("art/cat", "art/dog", "photo/cat", "photo/dog"):
+        ...         Path(root, place).mkdir(parents=True)
+        ...         Image.new("RGB", (32, 32)).save(Path(root, place, "1.png"))
+        ...     problem = folder(root, vit=model)
+        >>> problem.family("")
+        'one model'
     """
     given = {name: value for name, value in locals().items() if name not in ("root", "say")}
     if (vit is None) == (clip is None):
         raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
-    if sum((base_to_new, leave_one_out)) == 2 or (base_to_new and clip is None):
+    if base_to_new and (leave_one_out or clip is None):
         raise CompareError("`base_to_new` needs a CLIP, and no `leave_one_out`.")
-    found = data.read_folder(root, layout=layout, skip=skip)
-    say(str(found))
+    found = [data.read_folder(root, layout=layout, skip=skip)]
+    found += [] if test is None else [data.read_folder(test, skip=skip)]
+    say("\n".join(map(str, found)))
     made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
-    place = TemporaryDirectory(ignore_cleanup_errors=True) if cache is None else None
-    where = {"made": made, "cache": Path(place.name if place else cache), "skip": skip}
-    store = stored(found, **where)
-    parts = parts_of(store, base_to_new, leave_one_out)
-    identity: list[Any] = [stamp(store.folder), made.identity, made.size, *given.values()]
-    if test is not None:
-        other = stored(data.read_folder(test, skip=skip), **where)
-        say(str(other.folder))
-        further = {"transfer": transferred(other, store.folder, clip is not None)}
-        for name, part in parts.items():
-            parts[name] = part._replace(further={**part.further, **further})
-        identity.append(stamp(other.folder))
-    words = clients or ("domains" if store.folder.domain_names != ("",) else CLIENTS)
-    words = "domains" if leave_one_out else words
-    divide = partial(divided, clients=words, shots=shots)
+    where = Path(mkdtemp() if cache is None else cache)
+    stores = [stored(each, made, where, skip) for each in found]
+    if cache is None:
+        finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
+    title = f"{Path(root).resolve().name}, {made.name}"
+    again = partial(_again, os.fspath(root), tuple(given.items()))
+    return replace(_problem(stores, given, title, say), again=again)
+
+
+def _problem(
+    stores: Sequence[Store], given: Mapping[str, Any], title: str, say: Callable[[str], object]
+) -> Problem:
+    """Make the problem of images, and of further tests, from the arguments of :func:`folder`."""
+    store, made = stores[0], stores[0].network
+    parts = parts_of(store, given["base_to_new"], given["leave_one_out"])
+    for name, part in parts.items():
+        pairs = [("transfer", transferred(other, store.folder)) for other in stores[1:]]
+        parts[name] = part._replace(further={**part.further, **dict(pairs)})
+    size = len(divisions.sides(next(iter(parts.values())).folder)[0])
+    usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
+    usual = "domains" if store.folder.domain_names != ("",) else usual
+    clients = "domains" if given["leave_one_out"] else given["clients"] or usual
+    divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
-    say(f"clients {words}, seed 0\n{described(division)}")
+    say(f"clients {clients}, seed 0\n{described(division)}")
     mean = sum(map(len, division.train)) / len(division.train)
-    budget = {"rounds": rounds, "steps": steps, "cohort_size": cohort_size, "autocast": autocast}
-    budget["batch_size"] = batch_size or int(min(max(mean / 4, 4), 32))
+    batch_size = given["batch_size"] or int(min(max(mean / 4, 4), 32))
+    budget = {name: given[name] for name in ("rounds", "steps", "cohort_size", "autocast")}
+    budget["batch_size"] = batch_size
     of = {
-        name: data_of(store, part, divide, newcomers, template, budget)
+        name: data_of(store, part, divide, given["newcomers"], given["template"], budget)
         for name, part in parts.items()
     }
-    columns, compared = columns_of(base_to_new, leave_one_out, test is not None)
-    problem = own.of_data(
-        {name: f"{part.words}{words}" for name, part in parts.items()},
-        of.__getitem__,
-        columns,
-        identity,
-        title=f"{Path(root).resolve().name}, {made.name}",
-        compared=compared,
-        again=partial(folder, root, **given),
-    )
-    return replace(problem, files=place)
+    same = ("shots", "base_to_new", "leave_one_out", "newcomers", "template")
+    identity = [*(stamp(each.folder) for each in stores), made.identity, made.size, clients, budget]
+    columns, compared = columns_of(given["base_to_new"], given["leave_one_out"], len(stores) > 1)
+    words = {name: f"{part.words}{clients}" for name, part in parts.items()}
+    identity.append([given[name] for name in same])
+    return own.of_data(words, of.__getitem__, columns, identity, title=title, compared=compared)
+
+
+@lru_cache(1)
+def _again(root: Hashable, given: tuple[tuple[str, Any], ...]) -> Problem:
+    """Make the problem in another process, once for all of its cells."""
+    return folder(cast(Any, root), **dict(given))
 
 
 def described(division: Division) -> str:
@@ -260,19 +287,18 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
         numbers, domains = np.unique(rest.domains, return_inverse=True)
         names = tuple(found.domain_names[number] for number in numbers)
         rest = replace(rest, domains=domains, domain_names=names)
-        further = {"unseen": (store, held, found.labels[held], None)}
-        name = found.domain_names[target]
-        parts[name] = Part(f"without {name}, ", rest, keep, further)
+        name, unseen = found.domain_names[target], (store, held, found.labels[held], None)
+        parts[name] = Part(f"without {name}, ", rest, keep, {"unseen": unseen})
     return parts
 
 
 def transferred(
-    other: Store, found: data.Folder, clip: bool
+    other: Store, found: data.Folder
 ) -> tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]:
     """Return the tests of another folder, whose classes may be others for a CLIP."""
     _, tests = divisions.sides(other.folder)
-    names = other.folder.class_names
-    if set(names) <= set(found.class_names):
+    names, clip = other.folder.class_names, other.network.tower is not None
+    if set(names) == set(found.class_names) or (not clip and {*names} <= {*found.class_names}):
         labels = np.array([found.class_names.index(name) for name in names])
         return other, tests, labels[other.folder.labels[tests]], None
     if not clip:
@@ -291,8 +317,8 @@ def divided(
         few = protocols.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
-    train, test = ([chosen[own] for own in side] for side in (parts.train, parts.test))
-    return Division(train, test, parts.names)
+    own = [[chosen[part] for part in side] for side in (parts.train, parts.test)]
+    return Division(own[0], own[1], parts.names)
 
 
 def data_of(

@@ -65,14 +65,16 @@ def run(
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
         progress(1 / setting.rounds)
-    figures = {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
+    figures: Record = {
+        name: float(np.mean([values[name] for values in measured])) for name in measured[0]
+    }
     new = [c for c in trial.newcomers if trial.own is None or len(trial.own[c])]
     found = measure(method, trial, now, group=group, clients=(), newcomers=new, steps=OWN_STEPS)
     figures |= found | further(method, trial, now, shared, group, figures["full"])
     if trial.names:
         figures["clients"] = by_name(trial.names, measured[-1].clients | found.clients)
     finished(trial, method, now)
-    figures |= costs(ledger, passes, setting.rounds * setting.cohort_size)
+    figures |= costs(ledger, passes, setting.rounds * (setting.cohort_size or len(setting.clients)))
     figures["trained"] = measured[-1]["trained"]
     if losses:
         figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
@@ -83,7 +85,12 @@ def further(
     method: Method, trial: Trial, now: Round, shared: bool, group: Any, base: float
 ) -> dict[str, float]:
     """Measure all clients on further tests; "new" with the harmonic mean of base and new ones."""
-    options = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
+    options: dict[str, Any] = {
+        "clients": trial.tested,
+        "newcomers": (),
+        "shared": shared,
+        "group": group,
+    }
     found = {}
     for name, (inputs, labels, class_names) in trial.further.items():
         tests = HeldOut(inputs, labels)
@@ -138,7 +145,7 @@ def measure(method: Method, trial: Trial, now: Round, **options: Any) -> Figures
     """Measure the accuracy of clients after a round; each rank measures its own."""
     classes = trial.test_cells % trial.setting.num_classes
     if trial.own is None:
-        tests = {"mixes": dict(enumerate(trial.mixes)), "cells": trial.test_cells}
+        tests: dict[str, Any] = {"mixes": dict(enumerate(trial.mixes)), "cells": trial.test_cells}
     else:
         tests = {"own": {client: part for client, part in enumerate(trial.own) if len(part)}}
     held_out = HeldOut(trial.test, classes, **tests)
@@ -147,7 +154,7 @@ def measure(method: Method, trial: Trial, now: Round, **options: Any) -> Figures
 
 def clients_by_domain(trial: Trial) -> dict[str, list[int]]:
     """Return the clients of each domain, in which they have most of their inputs."""
-    names, found = trial.domain_names, {}
+    names, found = trial.domain_names, dict[str, list[int]]()
     for client in trial.tested if len(names) > 1 else ():
         domain = int(trial.mixes[client].reshape(len(names), -1).sum(1).argmax())
         found.setdefault(names[domain], []).append(client)

@@ -112,15 +112,16 @@ class Data:
         tested = inputs, labels
         if not validate:
             tested = self.tests(*where), self.test_labels
-        used = torch.arange(len(tested[1])) if own is None else torch.cat(own).unique()
+        every = torch.arange(len(tested[1]))
+        used = every if own is None else torch.from_numpy(np.unique(torch.cat([*own]).numpy()))
         if own is not None:
             own = [torch.searchsorted(used, part) for part in own]
         setting = self.completed(shards, inputs, seed, validate)
         mixes = [labels[shard].bincount(minlength=setting.num_classes) for shard in shards]
-        every = Chosen(inputs, torch.arange(len(labels)))
+        given = Chosen(inputs, torch.arange(len(labels)))
         trial = Trial(
             setting,
-            Federation(setting, every, labels, dict(enumerate(shards))),
+            Federation(setting, given, labels, dict(enumerate(shards))),
             Chosen(tested[0], used),
             tested[1][used],
             torch.stack(mixes),
@@ -248,7 +249,7 @@ def of_data(
         rows=rows,
         make=make,
         trials=lambda partition, row: [dict(row.values)],
-        columns=columns | (NEWCOMERS if first.newcomers else {}),
+        columns={**columns, **(NEWCOMERS if first.newcomers else {})},
         references={"training alone": alone.TITLES},
         compared=compared,
         inputs=lambda partition, machine: {"inputs": [stamp]},

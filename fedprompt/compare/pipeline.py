@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -47,7 +48,7 @@ class Preparation(nn.Module):
         """Prepare images (batch, 1 or 3, height, width)."""
         stored, images = images.dtype == torch.uint8, images.to(self.mean.device).float()
         if images.shape[-2:] != (self.size, self.size):
-            how = {"mode": self.interpolation, "antialias": True}
+            how: dict[str, Any] = {"mode": self.interpolation, "antialias": True}
             images = F.interpolate(images, (self.size, self.size), **how).clamp(0, 255)
             images = images.round() if stored else images
         return torch.addcmul(-self.mean / self.std, images, 1 / (255 * self.std))
@@ -66,7 +67,8 @@ def prepared_trunk(trunk: TrainableTrunk, prepare: Callable[[Tensor], Tensor]) -
         trunk: Trunk of :func:`fedprompt.vit_trunk`.
         prepare: Function from stored images to inputs of the trunk.
     """
-    ours = copy.copy(trunk)
+    ours: Any = copy.copy(trunk)
     ours.prepare, ours.embed = prepare, lambda images: trunk.embed(prepare(images))
     ours.tuned = lambda tune: prepared_trunk(tuned_trunk(trunk, tune), prepare)
-    return ours
+    made: TrainableTrunk = ours
+    return made

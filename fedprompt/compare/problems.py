@@ -56,7 +56,17 @@ class Problem:
         inputs: Function (partition, machine) -> fields of a record that tell its data from others.
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
-        files: Temporary files that the problem needs, or None.
+
+    Example:
+        A problem of our own pages is made from its functions. For your data, see
+        :func:`fedprompt.compare.problem`.
+
+        >>> problem = Problem(
+        ...     title="Digits", partitions={"iid": "60 images"},
+        ...     rows=lambda partition: [Row.of("local")], make=lambda partition, row, **where: None,
+        ... )
+        >>> [row.title for row in problem.rows("iid")]
+        ['Local training']
     """
 
     name: str = ""
@@ -76,7 +86,6 @@ class Problem:
     notes: Callable[["Problem", Sequence[Record], str], Sequence[str]] = _no_notes
     inputs: Callable[[str, Machine], Mapping[str, Any]] = lambda partition, machine: {}
     again: Callable[[], "Problem"] | None = None
-    files: object = None
 
     def __reduce__(self) -> Any:
         """Send how the problem is made, because its functions may not be sent."""

@@ -1,6 +1,7 @@
 """Files of trained prompts."""
 
 from pathlib import Path
+from typing import Any
 
 import torch.nn as nn
 
@@ -25,7 +26,8 @@ def save(
         method: Method.
         now: Last round.
     """
-    setting, world = trial.setting, ranks.world()
+    setting: Any = trial.setting
+    world = ranks.world()
     clients = [client for client in setting.clients if client % world == ranks.rank()]
     names = list(getattr(setting, "class_names", ()))
     saved = []

@@ -26,6 +26,12 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def wait() -> None:
+    """Wait for the other ranks."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def world() -> int:
     """Return the number of ranks."""
     return dist.get_world_size() if dist.is_initialized() else 1

@@ -35,6 +35,17 @@ class Results:
         problem: Problem.
         found: Records of all runs, one for each row, seed and partition.
         failed: Error of each row of which a run failed, by its title.
+
+    Example:
+        >>> from fedprompt.compare import Problem
+        >>> problem = Problem(
+        ...     title="Digits", partitions={"iid": ""}, rows=lambda partition: [], make=lambda: None
+        ... )
+        >>> record = {"partition": "iid", "trial": None, "values": {}, "backward": 8}
+        >>> scores = {"own": 0.5, "clients": {"0": {"own": 0.5}}}
+        >>> results = Results(problem, [record | {"row": "A", "seed": 0} | scores])
+        >>> results.clients
+        [{'method': 'A', 'seed': 0, 'partition': 'iid', 'client': '0', 'own': 0.5}]
     """
 
     problem: Problem
@@ -61,9 +72,8 @@ class Results:
         views = {name: (self.found, problem) for name in problem.partitions if self.of(name)}
         if len(views) < 2:
             return views
-        together = dict.fromkeys((record["row"], record["seed"]) for record in self.found)
-        column, listed = problem.compared[0], []
-        for row, seed in together:
+        column, listed = problem.compared[0], list[Record]()
+        for row, seed in dict.fromkeys((each["row"], each["seed"]) for each in self.found):
             runs = [r for r in self.found if (r["row"], r["seed"]) == (row, seed)]
             if len(runs) == len(views):
                 figures = {name: float(np.mean([run[name] for run in runs])) for name in MEANS}
@@ -71,8 +81,9 @@ class Results:
                 mean = float(np.mean([*targets.values()]))
                 listed.append(runs[0] | figures | targets | {column: mean, "partition": ALL})
         words = {column: f"{problem.columns[column]}, mean", **{name: name for name in views}}
-        mean = {"columns": words, "compared": [column], "partitions": {ALL: "each in turn"}}
-        return {ALL: (listed, replace(problem, **mean)), **views}
+        turns = {ALL: "each in turn"}
+        together = replace(problem, columns=words, compared=[column], partitions=turns)
+        return {ALL: (listed, together), **views}
 
     def of(self, partition: str) -> list[Record]:
         """Return the records of a partition."""
@@ -83,7 +94,7 @@ class Results:
         texts = {}
         for name, (found, problem) in self.views().items():
             text = tables.report(found, problem, name)
-            told = advice(found, name, alone.TITLES[0]) if "own" in problem.columns else ""
+            told = "" if name == ALL else advice(found, name, alone.TITLES, "training alone")
             texts[name] = f"{text}\n\n{told}" if told.startswith("**") else text
         return texts
 
@@ -270,14 +281,13 @@ class _Runner:
         every = [*listed, alone.row(family)]
         if tune > 1:
             drawn = replace(self.problem, trials=lambda at, row: tuning.drawn(row, tune))
-            options = {"machine": self.machine, "files": self.files, "neighbors": False}
-            every = tuning.tuned(drawn, partition, every, self.tried, self.path, **options)
+            how: dict[str, Any] = {"machine": self.machine, "files": self.files}
+            at = drawn, partition, every, self.tried, self.path
+            every = tuning.tuned(*at, **how, neighbors=False)
         self.rows(partition, every, seeds)
-        times = {
-            math.ceil((passes - 0.5) / self.passes(partition, every[-1].title))
-            for row in every[:-1]
-            if (passes := self.passes(partition, row.title))
-        }
+        once = self.passes(partition, every[-1].title)
+        passes = [self.passes(partition, row.title) for row in every[:-1]]
+        times = {math.ceil((each - 0.5) / once) for each in passes if once}
         values = {name: value for name, value in every[-1].values.items() if name != "times"}
         longer = [alone.row(family, each, **values) for each in sorted(times) if each > 1]
         self.rows(partition, longer, seeds)
@@ -322,8 +332,8 @@ def rehearse(problem: Problem, row: Row, machine: Machine) -> None:
     partition = next(iter(problem.partitions))
     trial = problem.make(partition, row, seed=0, machine=machine, validate=False)
     trial = trial.on(ranks.device(machine.device))
-    small = {"rounds": 1, "steps": 1, "cohort_size": 1}
-    setting = replace(trial.setting, **small, batch_size=min(4, trial.setting.batch_size))
+    size = min(4, trial.setting.batch_size)
+    setting = replace(trial.setting, rounds=1, steps=1, cohort_size=1, batch_size=size)
     federation = replace(trial.federation, setting=setting)
     client = trial.tested[0]
     with torch.device(setting.device):
@@ -333,5 +343,5 @@ def rehearse(problem: Problem, row: Row, machine: Machine) -> None:
     for inputs, labels, class_names in tests:
         two = torch.arange(min(2, len(labels)))
         held_out = HeldOut(Chosen(inputs, two), labels[two])
-        options = {"clients": [client], "newcomers": (), "class_names": class_names}
+        options: dict[str, Any] = {"clients": [client], "newcomers": (), "class_names": class_names}
         evaluate(method, federation, now, held_out, **options)

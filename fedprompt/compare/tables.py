@@ -63,12 +63,10 @@ def differences_to(
     Of several references, it is the one with as many backward passes as the row, or the next. A
     star marks the differences that hold after Holm's correction for the rows of the column.
     """
-    references = sorted((by_row[title] for title in titles if title in by_row), key=passes)
     found = []
-    for seeds in by_row.values():
-        enough = [other for other in references if passes(other) > passes(seeds) - 0.5]
-        chosen = [] if any(seeds is other for other in references) else enough or references[-1:]
-        found.append(gains(column, seeds, chosen[0]) if chosen else [])
+    for title, seeds in by_row.items():
+        other = reference_of(by_row, titles, title)
+        found.append(gains(column, seeds, by_row[other]) if other else [])
     tested = [differences for differences in found if len(differences) >= FEWEST]
     stars = iter(holm([float(stats.ttest_1samp(values, 0).pvalue) for values in tested]))
     return [
@@ -77,6 +75,15 @@ def differences_to(
         else ""
         for values in found
     ]
+
+
+def reference_of(
+    by_row: Mapping[str, Sequence[Record]], titles: Sequence[str], title: str
+) -> str | None:
+    """Return the reference of a row with as many backward passes, or the next; None for itself."""
+    known = sorted((each for each in titles if each in by_row), key=lambda of: passes(by_row[of]))
+    enough = [each for each in known if passes(by_row[each]) > passes(by_row[title]) - 0.5]
+    return None if title in known else next(iter(enough or known[-1:]), None)
 
 
 def passes(seeds: Sequence[Record]) -> float:

@@ -142,7 +142,7 @@ class Trial(NamedTuple):
         size = max(60, math.ceil(share * len(self.test)))
         chosen = torch.arange(len(self.test))[:size]
         own = None if self.own is None else [part[part < size] for part in self.own]
-        test = {"test": self.test[chosen], "test_cells": self.test_cells[chosen]}
+        test: dict[str, Any] = {"test": self.test[chosen], "test_cells": self.test_cells[chosen]}
         return self._replace(setting=setting, federation=federation, own=own, **test)
 
     def on(self, device: str) -> "Trial":

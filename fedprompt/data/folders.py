@@ -98,7 +98,8 @@ class Folder:
 
     def at(self, positions: Any) -> "Folder":
         """Return the images at some positions; classes and domains keep their numbers."""
-        chosen = np.arange(len(self))[np.asarray(positions)]
+        given = np.asarray(positions)
+        chosen = np.arange(len(self))[given if given.size else []]
         parts = {name: getattr(self, name)[chosen] for name in ("labels", "domains", "split")}
         return replace(self, paths=tuple(self.paths[i] for i in chosen), **parts)
 
@@ -478,7 +479,8 @@ def _table(file: Path) -> Rows:
         rows.append((where, Row(file.parent / words["path"], label, domain, split)))
     labels = {row.label for _, row in rows}
     numbered = all(label.isdecimal() for label in labels)
-    return rows, {name: name for name in sorted(labels, key=int if numbered else str)}
+    order = sorted(labels, key=lambda label: (int(label) if numbered else 0, label))
+    return rows, {label: label for label in order}
 
 
 def _coop(file: Path) -> Rows:

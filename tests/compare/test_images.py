@@ -150,10 +150,16 @@ def test_images_are_resized_and_cut_as_by_torchvision(sides, size):
     assert torch.equal(squared(image, size=size), theirs)
 
 
-def test_the_middle_of_a_very_long_image_is_read_without_resizing_it_as_a_whole():
+def test_the_middle_of_a_very_long_image_is_read_without_resizing_it_as_a_whole(monkeypatch):
     """At 64 pixels, the whole would have 64 by 4,096,000 pixels."""
-    line = np.zeros((1, 64000), np.uint8)
+    line, resize = np.zeros((1, 64000), np.uint8), Image.Image.resize
     line[:, 31900:32100] = 200
+
+    def limited(image, sides, how):
+        assert max(sides) <= 64 * images.WIDEST
+        return resize(image, sides, how)
+
+    monkeypatch.setattr(Image.Image, "resize", limited)
     assert (squared(Image.fromarray(line), size=64) == 200).all()
 
 

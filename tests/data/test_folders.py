@@ -68,13 +68,14 @@ def test_a_folder_of_classes_is_read_as_by_torchvision(tmp_path):
 
 def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
     make(tmp_path, "art/{cat,dog,owl}/{1,2}.png", "photo/{cat,dog}/1.png", "art/cat/._1.png")
+    make(tmp_path, "__MACOSX/art/cat/1.png", "photo/.cache/{a,b}/1.png")
     (tmp_path / "photo" / "owl").mkdir()
     assert str(read_folder(tmp_path)).splitlines() == [
         f"{tmp_path}: layout domain/class, 8 images, 3 classes, 2 domains",
         "  art: train 6",
         "  photo: train 2",
         "  classes: cat 3, dog 3, owl 2",
-        f"  left out: 1 (hidden), such as {tmp_path}/art/cat/._1.png",
+        f"  left out: 3 (hidden), such as {tmp_path}/__MACOSX",
         f"  left out: 1 (a folder without images), such as {tmp_path}/photo/owl",
     ]
     make(tmp_path / "sides", "train/{a,b}/1.png", "test/{a,c}/1.png")
@@ -147,6 +148,14 @@ def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
     assert read_folder(tmp_path).layout == "class"
 
 
+def test_of_two_lists_one_must_be_passed(tmp_path):
+    make(tmp_path, "split_zhou_Pets.json", "1.png")
+    (tmp_path / "a.csv").write_text("path,label\n1.png,a\n")
+    both = r"with layout='coop' \(split_zhou_Pets.json\) and layout='csv' \(a.csv\)"
+    with pytest.raises(ValueError, match=both):
+        read_folder(tmp_path)
+
+
 def test_a_table_has_paths_labels_clients_and_splits(tmp_path):
     make(tmp_path, "x/{1,2,3,4}.png")
     rows = "\ufeffSplit;Client;Path;label\ntrain;b;x/1.png;10\ntrain;a;x/2.png;9\n"
@@ -206,6 +215,7 @@ read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line
 read_folder(listed("path,label\\no.png,b\\no.png,c")) -> ValueError: list.csv, line 3: o.png is
 read_folder(listed("file,label\\na,b\\n")) -> ValueError: `root` must be or have one list of images
 read_folder(coop(Path("."), train=[["x.png", 0, "a"]])) -> FileNotFoundError: split_zhou_Pets.json
+read_folder(coop(Path("."), train=[["o.png", -1, "a"]])) -> ValueError: split_zhou_Pets.json must
 read_folder(coop(Path("."), train=[["x.png", 0]])) -> ValueError: split_zhou_Pets.json must have
 read_folder(coop(Path("."), part=[["x.png", 0, "a"]])) -> ValueError: split_zhou_Pets.json must have
 """
@@ -296,9 +306,10 @@ def test_names_that_are_not_in_utf_8_are_escaped(tmp_path):
 
 def test_chosen_images_keep_the_numbers_of_their_classes(tmp_path):
     folder = read_folder(make(tmp_path, "{art,photo}/{cat,dog}/{1,2}.png"))
-    for chosen in ([7, 1], np.arange(8) % 3 == 0):
+    for chosen in ([7, 1], np.arange(8) % 3 == 0, []):
         part = folder.at(chosen)
         positions = np.arange(8)[chosen]
+        assert len(part) == len(positions)
         assert part.paths == tuple(folder.paths[i] for i in positions)
         assert part.labels.tolist() == folder.labels[positions].tolist()
         assert part.class_names == folder.class_names

@@ -12,7 +12,7 @@ from flower_runs import assert_equal
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
 APP = Path(task.__file__).parent
-CONFIG = {"clients": 2, "cohort": 2, "rounds": 2}
+CONFIG = {"clients": 2, "cohort": 2, "rounds": 2, "newcomers": 1}
 
 
 def check(folder: Path, names: list[str], *, simulation: bool) -> None:

@@ -23,11 +23,14 @@ def test_the_cheapest_row_that_is_not_shown_to_be_worse_is_recommended():
     }
     # SCAFFOLD is .01 above the head, whose differences have an interval of .026
     gain = "+22.4 ± 4.1 points"  # mean of 20, 26, 20, 26, 20; 2.776 * 3.286 / sqrt(5)
-    assert advice.chosen(rows, "own", whichwhen.LOCAL) == f"{HEAD} ({gain} to local training)"
+    assert (
+        advice.chosen(rows, "own", [whichwhen.LOCAL], "local training")
+        == f"{HEAD} ({gain} to local training)"
+    )
     rows[HEAD] = seeds(0.70, 0.72, 0.71, 0.72, 0.70, sent=1)  # .024 below, interval .008
-    assert advice.chosen(rows, "own", whichwhen.LOCAL).startswith(SCAFFOLD)
+    assert advice.chosen(rows, "own", [whichwhen.LOCAL], "local training").startswith(SCAFFOLD)
     rows[whichwhen.LOCAL] = seeds(0.73, 0.75, 0.73, 0.73, 0.74)
-    assert advice.chosen(rows, "own", whichwhen.LOCAL) == whichwhen.LOCAL
+    assert advice.chosen(rows, "own", [whichwhen.LOCAL], "local training") == whichwhen.LOCAL
 
 
 def test_a_missing_package_stops_before_the_other_rows(monkeypatch):

@@ -1,0 +1,263 @@
+"""A folder of images, from its files to figures that are computed again from the saved prompts."""
+
+import csv
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import fedprompt as fp
+from fedprompt import compare, data, methods, samples
+from fedprompt.compare import __main__ as command
+from fedprompt.compare import records, results, rows
+from fedprompt.compare.trials import CompareError
+from fedprompt.methods import METHODS, registry
+
+CLASSES, DOMAINS = ("chat noir", "ö été", "zebra", "hund"), ("art", "photo été", "sketch")
+SIZE = 32
+FEW = ["--size", str(SIZE), "--rounds", "2", "--seeds", "1", "--workers", "1"]
+
+
+def write(root, layout, count, classes=CLASSES):
+    """Write images whose color says the class, and whose brightness the domain."""
+    draw = np.random.default_rng(0)
+    for domain, place in enumerate(DOMAINS):
+        for label, name in enumerate(classes):
+            for number in range(count):
+                color = np.eye(4)[label][:3] * 120 + 20 * domain
+                pixels = (color + draw.normal(60, 15, (SIZE, SIZE, 3))).clip(0, 255)
+                split = "test" if number % 3 == 0 else "train"
+                path = root / layout.format(domain=place, split=split, name=name)
+                path.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8)).save(path / f"{domain} {number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("images") / "été", "{domain}/{split}/{name}", 9)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "vit.safetensors"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", num_classes=0, img_size=SIZE)
+    save_file(model.state_dict(), path)
+    return f"test_vit={path}"
+
+
+@pytest.fixture
+def gallery(monkeypatch):
+    """Let methods of files be registered in a copy of the gallery."""
+    copy = dict(METHODS)
+    monkeypatch.setattr(registry, "METHODS", copy)
+    monkeypatch.setattr(rows, "METHODS", copy)
+
+
+def pixels_of(found, places):
+    """Read images as the network takes them: of its size, with its mean and deviation."""
+    images = [np.array(Image.open(found.paths[place])) for place in places]
+    stack = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
+    return (stack - 0.5) / 0.5
+
+
+def test_figures_of_a_command_are_those_of_the_saved_prompts(images, vit, tmp_path, capsys):
+    flags = [str(images), "--vit", vit, "--methods", "fedprox,ditto", "--out", str(tmp_path)]
+    command.main([*flags, *FEW])
+    said = capsys.readouterr().out
+    assert "layout domain/split/class, 108 images, 4 classes, 3 domains" in said
+    assert "photo été: train 24, test 12" in said
+    model = timm.create_model("test_vit", num_classes=0, img_size=SIZE)
+    model.load_state_dict(fp.freeze(model).state_dict() | weights_of(vit))
+    trunk, found = fp.vit_trunk(fp.freeze(model)), data.read_folder(images)
+    setting = methods.VitSetting(trunk=trunk, num_classes=4, rounds=1)
+    with (tmp_path / "clients.csv").open() as file:
+        listed = list(csv.DictReader(file))
+    for row, domain in [("FedProx", 0), ("Ditto", 0), ("Ditto", 2)]:
+        end = "" if row == "FedProx" else f"-{DOMAINS[domain]}"
+        mine = setting.new_model()
+        path = tmp_path / "prompts" / f"{row.lower()}-seed0{end}.safetensors"
+        fp.load_prompts(mine, path, trunk=trunk)
+        tests = np.flatnonzero(found.split == "test")
+        right = mine(pixels_of(found, tests)).argmax(1).numpy() == found.labels[tests]
+        own = right[found.domains[tests] == domain].mean()
+        (line,) = (
+            each for each in listed if (each["method"], each["client"]) == (row, DOMAINS[domain])
+        )
+        assert (float(line["own"]), float(line["full"])) == pytest.approx(
+            (own, right.mean()), abs=1e-5
+        )
+    assert {"table.md", "table.csv", "bars.png", "records.jsonl"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
+    assert "fedprompt compare " in (tmp_path / "table.md").read_text()
+
+
+def weights_of(vit):
+    from safetensors.torch import load_file
+
+    return load_file(vit.partition("=")[2])
+
+
+def test_workers_ranks_and_a_continued_run_have_the_same_figures(images, vit, tmp_path):
+    flags = [str(images), "--vit", vit, "--methods", "fedprox,fedper", *FEW[:-1]]
+    lines = []
+    for name, workers in (("one", "1"), ("two", "2")):
+        command.main([*flags, workers, "--out", str(tmp_path / name)])
+        lines.append(sorted((tmp_path / name / "records.jsonl").read_text().splitlines()))
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 3
+    path = tmp_path / "one" / "records.jsonl"
+    text = path.read_text()
+    path.write_text(text[: text.rfind("\n", 0, -1) + 9])  # a kill lost the last run
+    command.main([*flags, "1", "--out", str(tmp_path / "one")])
+    assert sorted(path.read_text().splitlines()) == lines[0]
+
+
+def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
+    images = write(tmp_path, "{split}/{name}", 9, ("five", "four", "nine", "one"))
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    problem = compare.folder(images, clip=tower, base_to_new=True, clients="iid:2", rounds=1)
+    (found,) = (
+        r
+        for r in compare.run(problem, ["zero_shot"], seeds=1).found
+        if r["row"] != "Training alone"
+    )
+    every, clip = data.read_folder(images), samples.clip()
+    for name, chosen in (("full", (0, 1)), ("new", (2, 3))):
+        words = [every.class_names[label] for label in chosen]
+        heads = fp.zero_shot_classifier(tower, words, ["a photo of a {}."])
+        tests = np.flatnonzero((every.split == "test") & np.isin(every.labels, chosen))
+        inputs = normalized(every, tests, clip)
+        right = (fp.image_tokens(clip, inputs)[0] @ heads.T).argmax(1).numpy() + chosen[0]
+        assert found[name] == pytest.approx((right == every.labels[tests]).mean(), abs=1e-6)
+    assert found["h"] == pytest.approx(2 / (1 / found["full"] + 1 / found["new"]), abs=1e-5)
+    with pytest.raises(ValueError, match=r"do not fit. fedapt: .*learned something for each class"):
+        compare.run(problem, ["fedapt", "zero_shot"], seeds=1)
+
+
+def normalized(found, places, clip):
+    from fedprompt.compare.networks import network
+
+    made = network(fp.TextTower(clip, samples.tokenize), "clip")
+    images = [np.array(Image.open(found.paths[place]).convert("RGB")) for place in places]
+    stack = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
+    mean, std = (torch.tensor(part)[:, None, None] for part in (made.mean, made.std))
+    return (stack - mean) / std
+
+
+def test_each_domain_is_left_out_in_turn_and_their_mean_is_the_first_table(images, vit):
+    problem = compare.folder(images, vit=vit, size=SIZE, leave_one_out=True, rounds=1, shots=4)
+    found = compare.run(problem, ["fedprox"], seeds=2)
+    assert list(found.views()) == ["all", *DOMAINS]
+    by_name = {(r["partition"], r["row"], r["seed"]): r["unseen"] for r in found.found}
+    mean = np.mean([by_name[domain, "FedProx", seed] for domain in DOMAINS for seed in (0, 1)])
+    assert re.search(rf"\| FedProx +\| +{100 * mean:.1f} \|", found.reports()["all"])
+    clients = {(r["partition"], r["client"]) for r in found.clients}
+    assert clients == {(left, kept) for left in DOMAINS for kept in DOMAINS if left != kept}
+
+
+OWN = """
+from fedprompt import methods
+
+def halfway(setting, *, learning_rate=0.02):
+    return methods.fedprox(setting, learning_rate=learning_rate)
+"""
+
+
+def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_path, gallery, capsys):
+    (tmp_path / "halves.py").write_text(OWN)
+    flags = [
+        "--methods",
+        f"{tmp_path}/halves.py:halfway",
+        "--tune",
+        "2",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    command.main([str(images), "--vit", vit, *flags, *FEW])
+    assert "| Halfway " in capsys.readouterr().out
+    found = records.read(tmp_path / "o" / "records.jsonl")
+    rates = {r["values"]["learning_rate"] for r in found if r["row"] == "Halfway"}
+    assert sum(record["trial"] is not None for record in found) == 4
+    assert 0.02 in rates
+    assert len(rates) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--methods", "fedprx"], "'fedprx' is no method of the gallery; there are fedprox"),
+        (["--methods", "promptfl"], "must be for one model; promptfl is for CLIP"),
+        (["--methods", "bad.py:f"], r"bad.py, line 1 cannot be imported: SyntaxError"),
+        (["--methods", "none.py:f"], "must name an existing Python file; got none.py"),
+        (["--device", "cdua"], "`device` must be one of this machine; got cdua"),
+        (["--out", "/proc/x"], "`out` must be a folder for files"),
+        (["--out", "bad.py"], "`out` must be a folder for files"),
+        (["--clients", "iid"], "`--clients` must be domains, folders, iid:N"),
+        (["--base-to-new"], "`base_to_new` needs a CLIP"),
+        (["--vit", "none"], "`--vit` must name a network"),
+        (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
+        (["--layout", "class/x"], "`layout` must be one of"),
+    ],
+)
+def test_a_mistake_ends_with_one_line_before_anything_runs(
+    flags, message, images, vit, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text("def f(:")
+    monkeypatch.setattr(results.cells, "run_all", None)
+    given = {"--vit": vit, "--methods": "fedprox", "--out": "out"} | dict(
+        [flags] if len(flags) == 2 else []
+    )
+    more = flags if len(flags) == 1 else []
+    with pytest.raises(SystemExit) as error:
+        command.main([str(images), *(part for pair in given.items() for part in pair), *more])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert re.match(f"fedprompt compare: .*{re.escape(message)}", said)
+    assert said.count("\n") == 1
+
+
+def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.delitem(__import__("sys").modules, "fedprompt.compare.pictures", raising=False)
+    problem = compare.Problem(title="a", partitions={"": "b"}, rows=lambda of: [], make=None)
+    at = {"task": "own", "partition": "", "trial": None, "values": {}, "seed": 0, "backward": 1}
+    found = [at | {"row": "A", "own": 0.5, "full": 0.5, "worst": 0.5}]
+    said = compare.Results(problem, found).save(tmp_path)
+    assert said.endswith("The picture needs matplotlib: pip install 'fedprompt[compare]'")
+    assert (tmp_path / "table.md").exists()
+
+
+def test_a_damaged_line_is_named_and_a_complete_last_line_counts(tmp_path):
+    path = tmp_path / "r.jsonl"
+    line = json.dumps(dict.fromkeys(records.NAMED, 0))
+    path.write_text(f"{line}\n{line}")
+    assert len(records.read(path)) == 2
+    records.append(path, json.loads(line))
+    assert len(records.read(path)) == 3
+    for bad in ("", "{", '{"row": 1}'):
+        path.write_text(f"{line}\n{bad}\n{line}\n")
+        with pytest.raises(CompareError, match=rf"Line 2 of {path} must be a record"):
+            records.read(path)
+
+
+def test_two_programs_append_to_one_file(tmp_path):
+    path, size = tmp_path / "r.jsonl", 20
+    record = dict.fromkeys(records.NAMED, "x" * 2000)
+    child = os.fork()
+    for number in range(size):
+        records.append(path, record | {"seed": number})
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert len(records.read(path)) == 2 * size

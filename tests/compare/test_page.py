@@ -1,0 +1,29 @@
+"""The commands of the page run on the images that it makes."""
+
+import re
+import shlex
+from pathlib import Path
+
+from fedprompt.compare import __main__ as command
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "your-folder.md").read_text()
+
+
+def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], {})
+    lines = re.findall(r"^fedprompt compare (.*tiny.safetensors.*)$", PAGE, re.MULTILINE)
+    for line in lines:
+        command.main([*shlex.split(line), "--workers", "1"])
+    said = capsys.readouterr().out
+    assert len(lines) == 2
+    assert (
+        said.count("Training alone") == said.count("FedProx") == 2 + 2 * 4
+    )  # two parts of a table
+    assert (tmp_path / "photos-results" / "bars.png").exists()
+    assert (tmp_path / "left-out" / "table-all.csv").exists()
+
+
+def test_every_flag_of_the_page_is_one_of_the_command():
+    known = {flag for action in command.flags()._actions for flag in action.option_strings}
+    assert set(re.findall(r"`?(--[a-z-]+)", PAGE)) - {"--nproc-per-node"} <= known
