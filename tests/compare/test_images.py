@@ -41,7 +41,11 @@ READ = {
     "8 bits in 32": ("a.tif", np.full((2, 2), 200, np.int32), np.full((2, 2), 200)),
     "floats": ("a.tiff", RAMP.astype(np.float32), (255 * RAMP).round()),
     "alpha": ("a.png", RGBA, RGBA[..., :3]),
-    "gray and alpha": ("a.png", Image.fromarray(RGBA[..., :2], "LA"), RGBA[..., 0]),
+    "gray and alpha": (
+        "a.png",
+        Image.merge("LA", [Image.fromarray(RGBA[..., k]) for k in (0, 3)]),
+        RGBA[..., 0],
+    ),
     "palette": ("a.png", palette()[0], np.asarray(palette()[0].convert("RGB"))),
     "one bit": ("a.png", Image.fromarray(RAMP > 0.5), 255 * (RAMP > 0.5)),
     "CMYK": (
@@ -233,6 +237,15 @@ def test_a_damaged_image_is_named_or_left_out_and_counted(tmp_path):
         assert torch.equal(pixels, ImageFiles(kept.paths, 4)[:])
     with pytest.raises(ValueError, match="lacks 1 of 10 images that cannot be read"):
         decoded(folder, cache, size=4)
+
+
+def test_a_folder_without_readable_images_is_refused(tmp_path):
+    folder, cache = folder_of(tmp_path / "photos", count=2), tmp_path / "cache"
+    for path in folder.paths:
+        path.write_text("no image")
+    with pytest.raises(ValueError, match="None of 4 images can be read"):
+        decoded(folder, cache, size=4, skip=True)
+    assert list(cache.iterdir()) == []
 
 
 def test_a_damaged_file_of_decoded_images_is_refused(tmp_path):
