@@ -9,12 +9,14 @@ Federated Multimodal Visual Prompt Tuning for Vision-Language Models", ICCV 2025
 Up: the network, F V + 16 V² + 20 V numbers, for text features of width F and images of width V.
 Down: the network.
 
-Deviations: the authors' code imports a missing file and never sets its image encoder, so it does
-not run. It takes one step in a round, on the last batch; here each batch is a step. It changes to
-LoRA of the attention when a loss is below 0.5, of which the equations say nothing; here the whole
-network is trained. Norms, the residual and values without a norm are those of the code. Its mean
-counts every client once. As in it, a client trains with its own classes. There are T prompts, in
-place of four. Without `attributes` of the setting, a class has one sentence, its template.
+Deviations: the full text of the paper was not available, only its abstract and summaries that quote
+its attention. Norms, the residual of the feed-forward layer and the weight of the second loss are
+those of the authors' code. The code imports a missing file and never sets its image encoder, so it
+does not run. It takes one step in a round, on the last batch; here each batch is a step. It changes
+to LoRA of the attention when a loss is below 0.5, of which the quoted equations say nothing; here
+the whole network is trained. As in the code, every client counts once, and trains with its own
+classes alone. There are T prompts, in place of four. Without `attributes` of the setting, a class
+has one sentence, its template.
 
 Compared: mainaksingha01/FedMVP 246800e, `model/FedMVP.py` with its image encoder set, with the
 deviations above, float64, largest difference 3.8e-15 (2026-11).
@@ -72,7 +74,8 @@ class _Multimodal(LayeredClip):
     ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "classes dim"]]:
         """Encode images, normalized, and average the sentences of each class."""
         visual = self.setting.clip.visual
-        patches = visual.conv1(images).flatten(2).mT + visual.positional_embedding[1:]
+        patches = visual.conv1(images.to(visual.conv1.weight.dtype)).flatten(2).mT
+        patches = patches + visual.positional_embedding[1:]
         prompts = self.network(patches, torch.cat(sentences))
         image = F.normalize(self.encode_images(images, {0: prompts}), dim=-1)
         return image, torch.stack([each.mean(0) for each in sentences])

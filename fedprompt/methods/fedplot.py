@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import TransportScore, TransportSolver
+from fedprompt.interfaces import PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, fedavg_client
@@ -32,7 +32,7 @@ from fedprompt.methods.steps import averaged, fedavg_client
 class _Contexts(PromptedClassifier):
     """Classifier of image tokens with several contexts, by the patches after the pooled token."""
 
-    def __init__(self, setting: ClipSetting, count: int, match: Any, pooled: bool) -> None:
+    def __init__(self, setting: ClipSetting, count: int, match: PatchMatcher, pooled: bool) -> None:
         draw = dict[str, Any](generator=setting.generator(0, purpose="contexts"))
         size = dict[str, Any](num_contexts=count, length=setting.length)
         super().__init__(setting, fp.ContextPrompts(setting.tower.dim, **size, **draw))
@@ -42,7 +42,7 @@ class _Contexts(PromptedClassifier):
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by their patches, and by the pooled token if it is read."""
         text = self.text()
-        logits: Tensor = self.match(tokens[:, 1:], text, scale=self.scale)
+        logits = self.match(tokens[:, 1:], text, scale=self.scale)
         if self.pooled:
             logits = logits + fp.cosine_logits(tokens[:, 0], text.mean(0), scale=self.scale)
         return logits

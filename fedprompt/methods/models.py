@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
 from typing import Any, Self, cast
 
+import torch
 import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
@@ -343,10 +344,10 @@ class ClipSetting(Setting):
     def attribute_text(self) -> list[Float[Tensor, "sentences dim"]]:
         """Encode the sentences of each class, normalized; without attributes, the template."""
         if self.attributes is None:
-            return list(self.handwritten_text().split(1))
+            return list(torch.split(self.handwritten_text(), 1))
         texts = [text for each in self.attributes for text in each]
         features = fp.zero_shot_classifier(self.tower, texts, ["{}"])
-        return list(features.split([len(each) for each in self.attributes]))
+        return list(torch.split(features, [len(each) for each in self.attributes]))
 
 
 def _scale(clip: Any) -> float:

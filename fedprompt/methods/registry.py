@@ -62,7 +62,7 @@ RANGES: dict[str, Callable[[str, Any], None]] = {
         _FACTOR,
     ),
     **dict.fromkeys(("rank", "components", "experts", "groups", "size"), check.count),
-    **dict.fromkeys(("width", "depth", "contexts", "heads"), check.count),
+    **dict.fromkeys(("width", "depth", "contexts"), check.count),
     **dict.fromkeys(("steps", "up"), partial(check.count, at_least=0)),
 }
 """Check of each hyperparameter by its name, or by the last word of its name."""

@@ -5,8 +5,8 @@ capacity and drops the other tokens. Optimal transport of the centers to fixed o
 each expert one cluster. The share of its tokens is the weight of the expert in the context of the
 image. A second loss keeps the logits near those of the frozen CLIP. Predictions use a mean of the
 experts after all rounds, with weights of a beta distribution. Gong et al., "Token-Level Prompt
-Mixture with Parameter-Free Routing for Federated Domain Generalization", IEEE Transactions on Image
-Processing 2026 (TRIP), by the authors' code.
+Mixture with Parameter-Free Routing for Federated Domain Generalization", 2025 (arXiv:2504.21063,
+TRIP), by the authors' code, because only the abstract of the text was available.
 
 Up: E contexts (E T D numbers). Down: twice E contexts, newest and averaged.
 
@@ -85,7 +85,7 @@ class _Mixture(ClipModel):
         if number < count:
             raise ValueError(f"`num_experts` must be at most {number}, the tokens; got {count}.")
         first = torch.randperm(number, generator=self.stream(), device="cpu")[:count]
-        most = torch.full((count,), int(number // count * capacity), device=tokens.device)
+        most = torch.full((count,), max(1, int(number // count * capacity)), device=tokens.device)
         most[: number % count] += 1
         centers, sizes = _clusters(tokens, tokens[:, first.to(tokens.device)], most)
         masses = centers.new_full((count,), 1 / count)
@@ -118,8 +118,8 @@ def trip(
 ) -> fp.Method:
     """TRIP.
 
-    A cluster takes `capacity` times its share of the tokens. `solver` takes the place of the exact
-    linear program, such as :func:`fedprompt.transport.newton` with its options bound.
+    A cluster takes `capacity` times its share of the tokens, at least one. `solver` takes the place
+    of the exact linear program, such as :func:`fedprompt.transport.newton` with its options bound.
     """
     model = _Mixture(setting, num_experts, test_capacity, solver or fp.transport.exact)
     teacher = partial(fp.cosine_logits, text=model.handwritten, scale=model.scale)
