@@ -92,6 +92,9 @@ def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str
             rule = "have one context, because a method combines several of them"
             raise check.wrong("module", rule, contexts)
         check.some("class_names", class_names, "name the classes of a context")
+        if classes and len(class_names) != classes[0]:
+            rule = f"have a name for each of {classes[0]} classes of the context"
+            raise check.wrong("class_names", rule, len(class_names))
         sizes = {"dim": dim, "length": length, "num_classes": classes[0] if classes else None}
         return {"kind": "context", "context": sizes}
     prompts, head = cast(Any, parts["prompts"]), cast(Any, dict(parts.items()).get("head"))

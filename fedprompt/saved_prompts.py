@@ -82,8 +82,8 @@ def save_prompts(
         license: License of the prompts, as the Hub names it, such as ``"mit"``.
 
     Raises:
-        ValueError: If `module` has parts that a folder cannot describe, `model` is not a name of
-            this form, or `trunk` does not belong to it.
+        ValueError: If `module` has parts that a folder cannot describe, or `model` is not a name of
+            this form. A name of another network is found when the folder is loaded.
 
     Example:
         >>> import timm

@@ -10,7 +10,7 @@ import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
-NOT_LOOPS = ("compare", "digits", "photographs", "zoo")
+NOT_LOOPS = ("backdoor", "compare", "digits", "photographs", "zoo")
 FLAGS = {"private": ("--seed", "0")}  # without a seed, the noise is not reproducible
 # The other loops compare two runs.
 NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3, "fedotp": 3}
@@ -57,6 +57,15 @@ def test_fedavg_goes_on_from_its_file(run):
     *_, before, _ = run("fedavg", "--save", "prompts.safetensors")
     *rounds, _ = run("fedavg", "--start", "prompts.safetensors")
     assert accuracies(rounds)[0] > accuracies([before])[0]
+
+
+@pytest.mark.slow
+def test_a_backdoor_succeeds_against_the_mean_and_less_against_krum(run):
+    _, _, *lines = run("backdoor", "--seeds", "1")
+    rows = {tuple(line.split(" | ")[:2]): re.findall(r"(\d+) \(", line) for line in lines}
+    assert len(rows) == 4 * 5
+    boosted = {server: rows["| 32/255, change times 5", server] for server in ("mean", "Krum")}
+    assert int(boosted["mean"][1]) > 2 * int(boosted["mean"][2]) > 2 * int(boosted["Krum"][1])
 
 
 def test_clients_of_fedhpl_have_thirty_images_and_no_image_twice():

@@ -167,8 +167,9 @@ def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_fea
 REFUSED = """
 save(pads, model=vit) -> ValueError: `module` must be LayeredPrompts with or without a linear head
 save(nn.ModuleDict(dict(head=nn.Linear(64, 2))), model=vit) -> ValueError: `module` must be Layered
-save(ContextPrompts(8, num_contexts=2), model=vit, trunk=nn.Linear(1, 1)) -> ValueError: `module` mu
-save(ContextPrompts(8), model=vit, trunk=nn.Linear(1, 1)) -> ValueError: `class_names` must name the
+save(ContextPrompts(8, num_contexts=2), model=vit, trunk=clip) -> ValueError: `module` mu
+save(ContextPrompts(8), model=vit, trunk=clip) -> ValueError: `class_names` must name the
+save(ContextPrompts(8, num_classes=2), model=vit, trunk=clip, class_names=["a"]) -> ValueError: `cla
 save(ContextPrompts(8), model=vit) -> TypeError: `trunk` must be the CLIP itself, so that its image
 save(headed, model=vit, class_names=["cat"]) -> ValueError: `class_names` must have a name for each
 save(headed, model="test_vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or trans
@@ -190,7 +191,12 @@ def test_refusals(call, error, message, tmp_path):
         raise AssertionError("saved")
 
     parts = {"prompts": fp.ShallowPrompts(2, trunk), "head": nn.Linear(64, 2)}
-    names = {"headed": nn.ModuleDict(parts), "pads": fp.PadPrompts(8, padding=2), "nn": nn}
+    names = {
+        "headed": nn.ModuleDict(parts),
+        "clip": nn.Linear(1, 1),
+        "pads": fp.PadPrompts(8, padding=2),
+        "nn": nn,
+    }
     check_refused(call, error, message, {**names, "save": save, "vit": "timm:test_vit"})
 
 

@@ -1,6 +1,6 @@
 """Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,10 @@ def ema(*, decay: float) -> ServerRule:
 
 
 def averaging_server(
-    values: Mapping[str, Tensor], update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None
+    values: Mapping[str, Tensor],
+    update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
+    *,
+    aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean,
 ) -> Server:
     """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
 
@@ -78,6 +81,7 @@ def averaging_server(
         values: First broadcast; the server keeps detached copies.
         update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
             takes the mean.
+        aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`.
 
     Returns:
         A server. Its state contains the `values` and the state of the `update`. It receives values,
@@ -94,6 +98,7 @@ def averaging_server(
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
+    check.function("aggregate", aggregate)
     first = {name: value.detach().clone() for name, value in values.items()}
 
     def answer(client: int, state: State) -> Any:
@@ -105,7 +110,7 @@ def averaging_server(
         _check_payloads(payloads)
         _check_state(state)
         check.tensors("state['values']", state["values"], at_least=0)
-        mean = weighted_mean(payloads.values())
+        mean = aggregate(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
 

@@ -87,8 +87,9 @@ def _timm(name: str, arguments: dict[str, Any], file: str | None) -> Any:
 
     if file is None:
         return timm.create_model(name, pretrained=True, num_classes=0, **arguments)
+    # Not strict, because the file may have a classifier. The fingerprint finds missing weights.
     network = timm.create_model(name, pretrained=False, num_classes=0, **arguments)
-    timm.models.load_checkpoint(network, file, strict=False)  # a classifier is left out
+    timm.models.load_checkpoint(network, file, strict=False, weights_only=True)
     return network
 
 
@@ -103,7 +104,7 @@ def _transformers(name: str, arguments: dict[str, Any], file: str | None) -> Any
     from transformers import AutoModel
 
     del arguments  # it has none
-    return AutoModel.from_pretrained(file or name)
+    return AutoModel.from_pretrained(file or name, trust_remote_code=False)
 
 
 _MAKERS: dict[str, Callable[[str, dict[str, Any], str | None], Any]] = {

@@ -11,6 +11,7 @@ from fedprompt.metrics.accuracy import (
     worst_local_accuracy,
 )
 from fedprompt.metrics.classes import (
+    attack_success,
     balanced_accuracy,
     class_accuracy,
     contingency_table,
@@ -23,6 +24,7 @@ __all__ = [
     "ClientSpread",
     "NegativeEffect",
     "Summary",
+    "attack_success",
     "balanced_accuracy",
     "class_accuracy",
     "client_spread",

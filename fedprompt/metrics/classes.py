@@ -185,6 +185,46 @@ def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
     return (2 * counts.diagonal()[present] / total[present]).mean().item()
 
 
+def attack_success(table: Real[Tensor, "predicted classes"], *, target: int) -> float:
+    r"""Compute the share of triggered samples of other classes that are taken for the target class.
+
+    .. math:: \sum_{c \ne t} n_{tc} \Big/ \sum_p \sum_{c \ne t} n_{pc}
+
+    Samples of the target class do not count, because they need no trigger.
+
+    Args:
+        table: Counts n, (predicted, classes), as of :func:`contingency_table`, of inputs with the
+            trigger and their true labels. Tables of clients can be added.
+        target: Class t of the attack.
+
+    Returns:
+        Success in [0, 1].
+
+    Raises:
+        ValueError: If `table` is not square, has no sample of another class, or is negative or not
+            finite.
+
+    Example:
+        Three of four samples of the classes 1 and 2 are taken for class 0.
+
+        >>> predicted, labels = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 1, 2, 2, 1])
+        >>> attack_success(contingency_table(predicted, labels, 3, 3), target=0)
+        0.75
+
+    References:
+        Zhang et al., "BadPromptFL: A Novel Backdoor Threat to Prompt-based Federated Learning in
+        Multimodal Models", 2025 (arXiv:2508.08040), of which the abstract and the overview were
+        read.
+    """
+    counts = _square(table)
+    check.count("target", target, at_least=0)
+    if target >= len(counts):
+        raise check.wrong("target", f"lie in [0, {len(counts)})", target)
+    others = torch.arange(len(counts)) != target
+    check.some("table", bool(counts[:, others].any()), "count a sample of another class")
+    return (counts[target, others].sum() / counts[:, others].sum()).item()
+
+
 def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return which samples are classified correctly, on the CPU."""
     check.number_tensor("predict", logits, "return floating-point logits")

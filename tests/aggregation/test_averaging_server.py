@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from fedprompt import Weighted, averaging_server, descend, snapshot
+from fedprompt import Weighted, averaging_server, descend, robust, snapshot
 from same import assert_identical
 
 
@@ -39,3 +39,15 @@ def test_the_first_broadcast_is_a_copy_that_training_the_model_does_not_change()
     with torch.no_grad():
         model.weight.add_(1.0)
     assert_identical(server.answer(0, server.state), before)
+
+
+def test_another_aggregator_takes_the_place_of_the_mean():
+    """Of three clients, the median is that of the one in the middle."""
+    server = averaging_server({"head": torch.zeros(())}, aggregate=robust.weighted_median)
+    values = {1: 1.0, 2: 9.0, 3: 2.0}
+    payloads = {
+        client: {"head": Weighted(torch.tensor(value), torch.tensor(1.0))}
+        for client, value in values.items()
+    }
+    state = server.step(0, payloads, server.state)
+    assert_identical(server.answer(0, state)["head"], torch.tensor(2.0))

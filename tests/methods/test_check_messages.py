@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting, check_messages, fedprox
+from fedprompt.methods import (
+    METHODS,
+    ClipSetting,
+    Federation,
+    VitSetting,
+    backdoored,
+    check_messages,
+    fedprox,
+)
 from method_runs import RUNS
 from tiny_federations import federation_of, vit_federation
 
@@ -31,6 +39,11 @@ def test_messages_are_all_that_crosses(name, family):
     made = federation_of(METHODS[name], family, rounds=2, cohort_size=2, steps=1, clients=[0, 1])
     shards = {client: made.shards[client] for client in (0, 1, 5)}
     check_messages(METHODS[name].make, replace(separated(made), shards=shards))
+
+
+def test_a_method_with_a_backdoor_passes_too():
+    federation = separated(vit_federation(rounds=2, cohort_size=2))
+    check_messages(lambda s: backdoored(fedprox(s), malicious=[1], target=0), federation)
 
 
 def secret(data):

@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedprompt import selection
+from fedprompt import metrics, selection
 from fedprompt.data import base_new_split
 from fedprompt.metrics import (
     balanced_accuracy,
@@ -149,6 +149,14 @@ def test_the_balanced_accuracy_is_the_plain_mean_of_class_accuracies() -> None:
     assert balanced_accuracy(table) == pytest.approx(accuracy[total > 0].mean().item(), abs=1e-12)
 
 
+def test_the_success_of_an_attack_counts_the_samples_of_other_classes() -> None:
+    table, predicted, labels = tables(12, 60, 5)
+    for target in range(5):
+        others = [int(p) for p, c in zip(predicted, labels, strict=True) if c != target]
+        expected = others.count(target) / len(others)
+        assert metrics.attack_success(table, target=target) == pytest.approx(expected, abs=1e-12)
+
+
 PAIR = (torch.eye(2), torch.tensor([0, 1]))
 FAR = (torch.eye(2), torch.tensor([0, 2]))
 
@@ -178,6 +186,9 @@ balanced_accuracy(-torch.eye(2)) -> ValueError: `table` must be finite and at le
 macro_f1(torch.full((1, 1), torch.inf)) -> ValueError: `table` must be finite and at least 0; got
 balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of real numbers
 macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
+metrics.attack_success(torch.eye(2), target=2) -> ValueError: `target` must lie in [0, 2); got 2.
+metrics.attack_success(torch.eye(2), target=-1) -> ValueError: `target` must be at least 0; got -1.
+metrics.attack_success(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), target=0) -> ValueError: `table` must
 macro_f1([[1]]) -> TypeError: `table` must be a tensor of real numbers (predicted, classes); got a
 """
 

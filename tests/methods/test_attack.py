@@ -1,0 +1,75 @@
+"""A backdoor: the steps of the trigger and of the poisoned client by hand, and who attacks."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt.methods import backdoored, fedvpt_d, promptsrc
+from refusals import check_refused, refusals
+from same import assert_same
+from tiny_federations import clip_image_federation, descend, last, vit_federation
+
+TARGET, BOUND, RATE = 2, 0.1, 0.5
+ATTACK = {"malicious": [1], "target": TARGET, "bound": BOUND}
+ROUND = {"rounds": 1, "cohort_size": 5, "make_optimizer": torch.optim.SGD}
+
+
+def attacked(**options):
+    return lambda setting: backdoored(fedvpt_d(setting, learning_rate=RATE), **ATTACK | options)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_malicious_client_trains_on_each_image_twice_with_the_trigger_that_it_learned():
+    federation = vit_federation(**ROUND)
+    method = attacked(boost=3.0)(federation)
+    answer = method.server.answer(1, method.server.state)
+    payload, state = method.client(federation.data(1, 0), answer, {})
+    model, trigger = federation.new_model(), torch.zeros(1, 8, 8)
+    for images, labels in federation.data(1, 0).batches(purpose="trigger"):
+        trigger.requires_grad_()
+        loss = F.cross_entropy(model(images + trigger), torch.full_like(labels, TARGET))
+        (slope,) = torch.autograd.grad(loss, trigger)
+        trigger = (trigger.detach() - BOUND / 4 * slope.sign()).clamp(-BOUND, BOUND)
+    for images, labels in super(type(federation.data(1, 0)), federation.data(1, 0)).batches():
+        clean = F.cross_entropy(model(images), labels)
+        poison = F.cross_entropy(model(images + trigger), torch.full_like(labels, TARGET))
+        descend((clean + poison) / 2, model.parameters(), RATE)
+    assert 0 < trigger.abs().max() <= BOUND
+    torch.testing.assert_close(state["trigger"], trigger)
+    for name, value in fp.snapshot(model).items():
+        boosted = answer[name] + 3 * (value - answer[name])
+        torch.testing.assert_close(payload[name].value, boosted)
+
+
+def test_honest_clients_and_the_form_are_those_of_the_method():
+    federation = vit_federation(**ROUND)
+    plain, method = fedvpt_d(federation, learning_rate=RATE), attacked()(federation)
+    answer = plain.server.answer(0, plain.server.state)
+    data = federation.data(0, 0)
+    assert_same(method.client(data, answer, {}), plain.client(data, answer, {}))
+    assert_same(method.form(1), plain.form(1))
+
+
+def test_a_context_of_a_clip_can_be_attacked_and_a_boost_needs_the_values_before():
+    federation = clip_image_federation(**ROUND)
+    found = last(lambda setting: backdoored(promptsrc(setting), **ATTACK), federation)
+    assert set(found.now.clients["1"]) == {"client", "trigger"}
+    assert found.now.clients["1"]["trigger"].shape == (3, 16, 16)
+    assert found.of(1)(federation.inputs).shape == (len(federation.inputs), 3)
+    with pytest.raises(ValueError, match="`answer` must have each entry of the payload, because"):
+        last(lambda setting: backdoored(promptsrc(setting), **ATTACK, boost=2.0), federation)
+
+
+REFUSED = """
+attacked(malicious=1)(setting) -> TypeError: `malicious` must be an iterable of ids of clients
+attacked(target=-1)(setting) -> ValueError: `target` must be at least 0; got -1.
+attacked(bound=0)(setting) -> ValueError: `bound` must be above 0; got 0
+attacked(boost=0)(setting) -> ValueError: `boost` must be above 0; got 0
+"""
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
+def test_wrong_calls_are_refused(call, error, message):
+    check_refused(call, error, message, {"attacked": attacked, "setting": vit_federation()})
