@@ -52,7 +52,7 @@ def draw(name, place, title, columns, rows):
         run for run in runs if run["partition"] == partition and run["trial"] is None
     ]
     height = 1.3 + 0.28 * len(rows)
-    figure, axes = plt.subplots(figsize=(7.2, height), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.8, height), layout="constrained")
     for number, (column, words) in enumerate(columns.items()):
         values = [[100 * r[column] for r in runs if r["row"] == row] for row in rows]
         means = [np.mean(each) for each in values]

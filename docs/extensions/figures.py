@@ -26,9 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from docutils import nodes
 from scipy import stats
-from sphinx.util.docutils import SphinxRole
 
 RECORDS = Path(__file__).parents[1] / "results" / "records"
 COUNTS = ("bytes_up", "bytes_down", "trained", "backward", "kept")
@@ -121,26 +119,27 @@ def keys(text: str) -> list[str]:
     return [*ROLE.findall(text), *(mark[1] for mark in WRITTEN.findall(text))]
 
 
-class Record(SphinxRole):
-    """A figure, with its key as a title that appears under the pointer."""
+def role(
+    name: str, rawtext: str, text: str, lineno: int, inliner: Any, *_: Any
+) -> tuple[list[Any], list[Any]]:
+    """Return the nodes of a figure, whose key appears under the pointer."""
+    from docutils import nodes  # here, because the tests have no docutils
 
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        """Return the nodes of the figure."""
-        try:
-            text = figure(self.text)
-        except (KeyError, ValueError, OSError) as error:
-            message = f"the records have no figure {self.text!r}: {error!r}"
-            problem = self.inliner.reporter.error(message, line=self.lineno)
-            again = self.inliner.problematic(self.rawtext, self.rawtext, problem)
-            return [again], [problem]
-        self.env.note_dependency(str(RECORDS / f"{self.text.split('/')[0]}.jsonl"))
-        node = nodes.abbreviation(text, text, explanation=self.text, classes=["record"])
-        return [node], []
+    try:
+        found = figure(text)
+    except (KeyError, ValueError, OSError) as error:
+        message = f"the records have no figure {text!r}: {error!r}"
+        problem = inliner.reporter.error(message, line=lineno)
+        return [inliner.problematic(rawtext, rawtext, problem)], [problem]
+    records = RECORDS / f"{text.split('/')[0]}.jsonl"
+    inliner.document.settings.env.note_dependency(str(records))
+    node = nodes.abbreviation(found, found, explanation=text, classes=["record"])
+    return [node], []
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the role."""
-    app.add_role("record", Record())
+    app.add_role("record", role)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
