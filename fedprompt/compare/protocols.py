@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int64, Integer, Shaped
 from torch import Tensor
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt import data, metrics
 
@@ -72,8 +73,8 @@ def few_shots(
     References:
         Zhou et al., "Learning to Prompt for Vision-Language Models" (CoOp), IJCV 2022, Sec. 4.1.
     """
-    every = check.integers("labels", labels)
-    kept = np.arange(len(every)) if among is None else check.integers("among", among)
+    every = convert.integers("labels", labels)
+    kept = np.arange(len(every)) if among is None else convert.integers("among", among)
     chosen = kept[data.few_shot(every[kept], shots=shots, generator=generator)]
     return np.sort(chosen)
 
@@ -161,10 +162,10 @@ def leave_one_domain_out(
     References:
         Gulrajani and Lopez-Paz, "In Search of Lost Domain Generalization" (DomainBed), ICLR 2021.
     """
-    names = np.array(check.entries("domains", domains))
+    names = np.array(convert.entries("domains", domains))
     trained = np.arange(len(names))
     if train is not None:
-        trained = np.unique(check.integers("train", train, below=len(names)))
+        trained = np.unique(convert.integers("train", train, below=len(names)))
     splits = {}
     for target, (_, held) in data.leave_one_out(domains).items():
         parts = [trained[names[trained] == one] for one in np.unique(names) if one != target]
@@ -214,7 +215,7 @@ def newcomers(
         >>> newcomers(range(5), share=0.4, generator=np.random.default_rng(0))
         ([0, 1, 3], [2, 4])
     """
-    ids = check.integers("clients", clients)
+    ids = convert.integers("clients", clients)
     sides = data.group_split(ids, share=share, generator=generator)
     kept, held = (ids[side].tolist() for side in sides)
     return kept, held
@@ -239,8 +240,8 @@ def own_tests(clients: Names, tests: Labels) -> dict[Any, Indices]:
         >>> {client: places.tolist() for client, places in found.items()}
         {3: [1], 7: [0, 2]}
     """
-    names = np.array(check.entries("clients", clients))
-    chosen = names[check.integers("tests", tests, below=len(names))]
+    names = np.array(convert.entries("clients", clients))
+    chosen = names[convert.integers("tests", tests, below=len(names))]
     return {name: np.flatnonzero(chosen == name) for name in np.unique(chosen).tolist()}
 
 
@@ -271,16 +272,16 @@ def class_tests(
         Li et al., "Global and Local Prompts Cooperation via Optimal Transport for Federated
         Learning" (FedOTP), CVPR 2024, Sec. 5.1.
     """
-    every, tests = check.integers("labels", labels), check.integers("test_labels", test_labels)
+    every, tests = convert.integers("labels", labels), convert.integers("test_labels", test_labels)
     return {
-        client: np.flatnonzero(np.isin(tests, every[check.integers(f"shards[{client}]", shard)]))
+        client: np.flatnonzero(np.isin(tests, every[convert.integers(f"shards[{client}]", shard)]))
         for client, shard in shards.items()
     }
 
 
 def _classes(labels: Labels, class_names: Sequence[str], kept: Indices) -> Classes:
     """Return the images of some classes, which are numbered from 0."""
-    every = check.integers("labels", labels, below=len(class_names))
+    every = convert.integers("labels", labels, below=len(class_names))
     positions = np.flatnonzero(np.isin(every, kept))
     names = [class_names[number] for number in kept]
     return Classes(names, positions, np.searchsorted(kept, every[positions]).astype(np.int64))

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64, Shaped
 
 import fedprompt._refusals as check
-from fedprompt._files import checked_path
+from fedprompt._files import path_of
 
 IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 """Extensions of images in lower case, as in torchvision."""
@@ -181,7 +181,7 @@ def read_folder(
         (array([0, 1, 0]), array([0, 0, 1]))
     """
     check.flag("skip", skip)
-    path = checked_path("root", root, of="folder")
+    path = path_of("root", root, of="folder")
     wanted = layout if layout is None else str(layout).replace("client", "domain")
     if wanted not in (None, *TREES, *LISTS):
         raise check.wrong("layout", f"be one of {', '.join((*TREES, *LISTS))}", check.kind(layout))

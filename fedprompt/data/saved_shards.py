@@ -8,8 +8,9 @@ from pathlib import PurePath
 from typing import Any
 from unicodedata import normalize
 
+import fedprompt._conversions as convert
 import fedprompt._refusals as check
-from fedprompt._files import checked_file, replace_file
+from fedprompt._files import file_of, replace_file
 from fedprompt.data._arguments import Indices, Labels
 from fedprompt.data.folders import Folder
 
@@ -42,7 +43,7 @@ def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> No
         [array([0, 2]), array([1])]
         `of` must be the data set of the file
     """
-    file, (kind, samples, digest) = checked_file("path", path), _digest(of)
+    file, (kind, samples, digest) = file_of("path", path), _digest(of)
     check.instance("shards", shards, Sequence | Mapping, "list the positions of each client")
     clients = shards if isinstance(shards, Mapping) else dict(enumerate(shards))
     check.some("shards", len(clients), "have at least one client")
@@ -82,7 +83,7 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
         ...     load_shards(f"{folder}/shards.json", of=["a.png", "b.png"])
         {7: array([1])}
     """
-    file = checked_file("path", path)
+    file = file_of("path", path)
     try:
         found = json.loads(file.read_bytes())
         if found["format"] != FORMAT:
@@ -99,7 +100,7 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
 
 def _positions(client: int, positions: Any, samples: int) -> Indices:
     of = ", the positions in the data set"
-    return check.integers(f"shards[{client}]", positions, below=samples, of=of)
+    return convert.integers(f"shards[{client}]", positions, below=samples, of=of)
 
 
 def _told(digest: tuple[str, int, str]) -> str:
@@ -115,10 +116,10 @@ def _digest(of: Any) -> tuple[str, int, str]:
             below = path.relative_to(of.root) if path.is_relative_to(of.root) else path
             entries.append(f"{below.as_posix()}\t{of.class_names[label]}")
     else:
-        entries = check.entries("of", of)
+        entries = convert.entries("of", of)
         kind = "file names"
         if not all(isinstance(entry, str | PathLike) for entry in entries):
-            kind, entries = "labels", check.integers("of", entries).tolist()
+            kind, entries = "labels", convert.integers("of", entries).tolist()
         else:
             entries = [PurePath(fspath(entry)).as_posix() for entry in entries]
     check.some("of", entries, "have at least one sample")

@@ -93,7 +93,7 @@ def leave_one_out(domains: Names) -> dict[Any, tuple[Indices, Indices]]:
     """
     number, count = _arguments.numbered("domains", domains)
     check.count("len(set(domains))", count, at_least=2)
-    names = sorted(set(check.entries("domains", domains)))
+    names = sorted(set(convert.entries("domains", domains)))
     sides = [number == which for which in range(count)]
     return {
         name: (np.flatnonzero(~side), np.flatnonzero(side))
