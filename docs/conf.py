@@ -70,6 +70,10 @@ nitpick_ignore_regex = [
     ),
     ("py:class", r"fedprompt\.messages\.(parts\._?Entry|describe\.Description)"),
     ("py:class", r"fedprompt\.methods\.(setting\._Module|registry\._Make)"),
+    (
+        "py:class",
+        r"fedprompt\.prompted_network\.PromptedNetwork",
+    ),  # described at load_prompts
     # Of the settings, without an entry of their own:
     (
         "py:class",
