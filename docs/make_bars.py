@@ -14,7 +14,7 @@ DOCS = Path(__file__).parent
 PICTURES = {
     "bars": (
         "mnist/deep-domains",
-        "accuracy in %, one domain for each client (MNIST, DINOv2 ViT-S/14)",
+        "accuracy in %, one domain each (MNIST, DINOv2 ViT-S/14)",
         {"own": "each client's domain", "full": "all domains"},
         {
             "Local training": "alone, deep prompts",
@@ -28,8 +28,8 @@ PICTURES = {
     ),
     "compare": (
         "which-when/example",
-        "accuracy in %, different classes for each client (sample digits)",
-        {"own": "each client's images", "full": "all images"},
+        "accuracy in %, one domain for each client (sample digits)",
+        {"own": "each client's domain", "full": "all domains"},
         {
             "Local training": "local",
             "Head tuning": "head_tuning",
