@@ -263,6 +263,8 @@ def _write(
                 for pixels, number in filter(None, pool.map(pair, chunk)):
                     file.write(pixels.numpy().data)
                     numbers.append(number)
+            if not numbers:
+                raise ValueError(f"None of {count} images can be read for {path}.")
             file.write(np.array(numbers, dtype=np.int64).data)
         part.replace(path)
     finally:

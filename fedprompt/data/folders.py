@@ -249,7 +249,7 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
             entries = sorted(folder.iterdir(), key=lambda path: (_nfc(path.name), path.name))
         except OSError as error:
             _leave(skipped, skip, f"unreadable ({error.strerror})", [folder])
-            entries = []
+            return
         for path in entries:
             if path.name.startswith(".") or path.name == "__MACOSX":
                 skipped["hidden"].append(path)

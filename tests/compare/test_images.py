@@ -1,5 +1,6 @@
 """Images as a viewer shows them, the path in every error, and files that are decoded once."""
 
+import os
 import struct
 import zlib
 
@@ -41,7 +42,11 @@ READ = {
     "8 bits in 32": ("a.tif", np.full((2, 2), 200, np.int32), np.full((2, 2), 200)),
     "floats": ("a.tiff", RAMP.astype(np.float32), (255 * RAMP).round()),
     "alpha": ("a.png", RGBA, RGBA[..., :3]),
-    "gray and alpha": ("a.png", Image.fromarray(RGBA[..., :2], "LA"), RGBA[..., 0]),
+    "gray and alpha": (
+        "a.png",
+        Image.merge("LA", [Image.fromarray(RGBA[..., k]) for k in (0, 3)]),
+        RGBA[..., 0],
+    ),
     "palette": ("a.png", palette()[0], np.asarray(palette()[0].convert("RGB"))),
     "one bit": ("a.png", Image.fromarray(RAMP > 0.5), 255 * (RAMP > 0.5)),
     "CMYK": (
@@ -215,7 +220,9 @@ def test_changed_images_are_decoded_again(tmp_path):
     save(tmp_path / "photos" / "a", "3.png", Image.new("RGB", (9, 8), (7, 7, 7)))
     pixels, _ = decoded(folder, cache, size=4)
     assert pixels[3, :, 0, 0].tolist() == [7, 7, 7]
-    assert len(list(cache.iterdir())) == 2
+    os.utime(folder.paths[0], (1, 1))  # another one may have as many bytes
+    decoded(folder, cache, size=4)
+    assert len(list(cache.iterdir())) == 3
 
 
 def test_a_damaged_image_is_named_or_left_out_and_counted(tmp_path):
@@ -233,6 +240,15 @@ def test_a_damaged_image_is_named_or_left_out_and_counted(tmp_path):
         assert torch.equal(pixels, ImageFiles(kept.paths, 4)[:])
     with pytest.raises(ValueError, match="lacks 1 of 10 images that cannot be read"):
         decoded(folder, cache, size=4)
+
+
+def test_a_folder_without_readable_images_is_refused(tmp_path):
+    folder, cache = folder_of(tmp_path / "photos", count=2), tmp_path / "cache"
+    for path in folder.paths:
+        path.write_text("no image")
+    with pytest.raises(ValueError, match="None of 4 images can be read"):
+        decoded(folder, cache, size=4, skip=True)
+    assert list(cache.iterdir()) == []
 
 
 def test_a_damaged_file_of_decoded_images_is_refused(tmp_path):
