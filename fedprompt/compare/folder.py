@@ -174,7 +174,8 @@ def folder(
         >>> with TemporaryDirectory() as root:
         ...     for place in ("art/cat", "art/dog", "photo/cat", "photo/dog"):
         ...         Path(root, place).mkdir(parents=True)
-        ...         Image.new("RGB", (32, 32)).save(Path(root, place, "1.png"))
+        ...         for name in ("1.png", "2.png"):
+        ...             Image.new("RGB", (32, 32)).save(Path(root, place, name))
         ...     problem = folder(root, vit=model)
         >>> problem.family("")
         'one model'
@@ -202,6 +203,8 @@ def _problem(
 ) -> Problem:
     """Make the problem of images, and of further tests, from the arguments of :func:`folder`."""
     store, made = stores[0], stores[0].network
+    if given["leave_one_out"] and len(store.folder.domain_names) < 2:
+        raise CompareError("`leave_one_out` needs a folder with two domains or more.")
     parts = parts_of(store, given["base_to_new"], given["leave_one_out"])
     for name, part in parts.items():
         pairs = [("transfer", transferred(other, store.folder)) for other in stores[1:]]
@@ -209,10 +212,14 @@ def _problem(
     size = len(divisions.sides(next(iter(parts.values())).folder)[0])
     usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
     usual = "domains" if store.folder.domain_names != ("",) else usual
-    clients = "domains" if given["leave_one_out"] else given["clients"] or usual
+    clients = given["clients"] or usual
     divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
     say(f"clients {clients}, seed 0\n{described(division)}")
+    if given["newcomers"] >= (count := len(division.train)):
+        raise CompareError(
+            f"`newcomers` must be below {count}, the clients; got {given['newcomers']}."
+        )
     mean = sum(map(len, division.train)) / len(division.train)
     batch_size = given["batch_size"] or int(min(max(mean / 4, 4), 32))
     budget = {name: given[name] for name in ("rounds", "steps", "cohort_size", "autocast")}

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt.compare import alone
+from fedprompt.compare.advice import advice
 from fedprompt.compare.divisions import held_out
-from fedprompt.compare.problems import NEWCOMERS, Problem
-from fedprompt.compare.rows import Row
+from fedprompt.compare.problems import NEWCOMERS, Problem, Record
+from fedprompt.compare.rows import Row, fits
 from fedprompt.compare.trials import Further, Machine, Trial
 from fedprompt.methods import METHODS, ClipSetting, Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs
@@ -212,6 +213,12 @@ def problem(
     return of_data({"": title}, lambda partition: data, columns, stamped, title=title)
 
 
+def recommended(problem: Problem, found: Sequence[Record], partition: str) -> list[str]:
+    """Return one sentence of advice, if there are enough seeds."""
+    text = advice(found, partition, alone.TITLES, "training alone")
+    return [text] if text.startswith("**") else []
+
+
 def _stamp(values: object) -> str:
     """Return a hash of a tensor, or of the text of another object."""
     found = values.numpy(force=True).tobytes() if isinstance(values, Tensor) else repr(values)
@@ -239,7 +246,7 @@ def of_data(
         return data(partition).trial(row, **where)
 
     def rows(partition: str) -> list[Row]:
-        return [Row.of(name) for name, entry in METHODS.items() if family in entry.families]
+        return [Row.of(name) for name, entry in METHODS.items() if fits(entry, family)]
 
     return Problem(
         name="own",
@@ -252,6 +259,7 @@ def of_data(
         columns={**columns, **(NEWCOMERS if first.newcomers else {})},
         references={"training alone": alone.TITLES},
         compared=compared,
+        notes=recommended,
         inputs=lambda partition, machine: {"inputs": [stamp]},
         again=again,
     )

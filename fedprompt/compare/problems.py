@@ -25,7 +25,8 @@ COSTS = {
 }
 
 
-def _no_notes(problem: "Problem", found: Sequence[Record], partition: str) -> Sequence[str]:
+def no_notes(problem: "Problem", found: Sequence[Record], partition: str) -> Sequence[str]:
+    """Write nothing below a table."""
     return ()
 
 
@@ -83,7 +84,7 @@ class Problem:
     compared: Sequence[str] = ("own",)
     causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
     last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
-    notes: Callable[["Problem", Sequence[Record], str], Sequence[str]] = _no_notes
+    notes: Callable[["Problem", Sequence[Record], str], Sequence[str]] = no_notes
     inputs: Callable[[str, Machine], Mapping[str, Any]] = lambda partition, machine: {}
     again: Callable[[], "Problem"] | None = None
 

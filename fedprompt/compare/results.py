@@ -15,10 +15,9 @@ import torch
 import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt.compare import alone, cells, ranks, records, rows, tables, tuning
-from fedprompt.compare.advice import advice
 from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
-from fedprompt.compare.problems import Problem, Record
+from fedprompt.compare.problems import Problem, Record, no_notes
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.interfaces import Method
@@ -82,7 +81,9 @@ class Results:
                 listed.append(runs[0] | figures | targets | {column: mean, "partition": ALL})
         words = {column: f"{problem.columns[column]}, mean", **{name: name for name in views}}
         turns = {ALL: "each in turn"}
-        together = replace(problem, columns=words, compared=[column], partitions=turns)
+        together = replace(
+            problem, columns=words, compared=[column], partitions=turns, notes=no_notes
+        )
         return {ALL: (listed, together), **views}
 
     def of(self, partition: str) -> list[Record]:
@@ -91,12 +92,7 @@ class Results:
 
     def reports(self) -> dict[str, str]:
         """Return the text of each table, with one sentence of advice if seeds carry it."""
-        texts = {}
-        for name, (found, problem) in self.views().items():
-            text = tables.report(found, problem, name)
-            told = "" if name == ALL else advice(found, name, alone.TITLES, "training alone")
-            texts[name] = f"{text}\n\n{told}" if told.startswith("**") else text
-        return texts
+        return {name: tables.report(*view, name) for name, view in self.views().items()}
 
     def failures(self) -> list[str]:
         """Return a line for each row of which a run failed."""
@@ -117,10 +113,7 @@ class Results:
         below = "\n\n".join([*self.failures(), *([f"    {command}"] if command else []), told])
         for name, (found, problem) in self.views().items():
             stem = folder / f"table-{name}".rstrip("-")
-            tables.save(found, stem, problem, name)
-            stem.with_name(f"{stem.name}.md").write_text(
-                f"{self.reports()[name]}\n\n{below}\n", encoding="utf-8"
-            )
+            tables.save(found, stem, problem, name, below)
         if listed := self.clients:
             header = list(dict.fromkeys(name for row in listed for name in row))
             with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
@@ -271,9 +264,10 @@ class _Runner:
             except (CompareError, OSError):
                 raise
             except Exception as error:  # of any method, such as one of a user
-                wrong.append(f"{row.method}: {str(error).partition(chr(10))[0]}")
+                name = row.title if row.method == "longer" else row.method
+                wrong.append(f"{name}: {_line(error)}")
         if wrong:
-            raise CompareError("These methods do not fit. " + "; ".join(wrong))
+            raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 
     def partition(self, partition: str, listed: Sequence[Row], seeds: range, tune: int) -> None:
         """Tune and run rows, and then training alone with as many passes as each row takes."""
@@ -318,13 +312,18 @@ class _Runner:
             self.found += self.tried(wanted, partition)
         except RunsError as error:
             for cell, reason in error.failed:
-                self.failed[cell.row.title] = str(reason).partition("\n")[0]
+                self.failed[cell.row.title] = _line(reason)
             done = cells.load(self.path, self.problem)
             self.found += [done[cell.key()] for cell in wanted if cell.key() in done]
 
     def tried(self, wanted: Sequence[Cell], title: str = "tuning") -> list[Record]:
         """Run cells."""
         return cells.run_all(wanted, self.path, workers=self.workers, title=title or "runs")
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, without its full stop."""
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def rehearse(problem: Problem, row: Row, machine: Machine) -> None:

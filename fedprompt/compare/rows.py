@@ -19,6 +19,9 @@ HEAD_RATE = "head_rate"
 
 FAMILIES = ("one model", "mixed models", "CLIP")
 
+KINDS = {"one model": ("one model", "mixed models")}
+"""Families that can run where clients have the models of one: others are for that family alone."""
+
 FURTHER: dict[str, Entry] = {}
 """Methods that are not in the gallery, by name: controls, and functions of a user."""
 
@@ -60,20 +63,27 @@ def plain_method(row: Row, trial: Trial) -> Method:
     return row.entry.make(trial.setting, **values)
 
 
+def fits(entry: Entry, family: str) -> bool:
+    """Return whether a method can run with the models of a family."""
+    return any(kind in entry.families for kind in KINDS.get(family, (family,)))
+
+
 def chosen(methods: Sequence[str | Callable[..., Method]], family: str) -> list[Row]:
     """Return the rows of methods: names of the gallery, FILE:NAME, or functions.
 
     Raises:
         CompareError: If a name is not known or occurs twice, or a method is for other models.
     """
-    names = [_name(method) for method in methods]
+    names = [_name(method) for method in methods if method]
+    if not names:
+        raise CompareError("`--methods` must name at least one method.")
     for name in names:
         if names.count(name) > 1:
             raise CompareError(f"`--methods` must name each once; got {name!r} twice.")
     wrong = [
         f"{name} is for {' or '.join(METHODS[name].families)}"
         for name in names
-        if family not in METHODS[name].families
+        if not fits(METHODS[name], family)
     ]
     if wrong:
         raise CompareError(f"`--methods` must be for {family}; {'; '.join(wrong)}.")

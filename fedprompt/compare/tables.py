@@ -215,11 +215,13 @@ def hyperparameters(found: Sequence[Record]) -> str:
     return table(["row", "hyperparameters"], body)
 
 
-def save(found: Sequence[Record], stem: Path, problem: Problem, partition: str) -> None:
-    """Write the report of a partition, and its table as a CSV file."""
+def save(
+    found: Sequence[Record], stem: Path, problem: Problem, partition: str, below: str = ""
+) -> None:
+    """Write the report of a partition with a text below it, and its table as a CSV file."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     header, body = rows(found, problem, partition)
-    text = report(found, problem, partition)
+    text = f"{report(found, problem, partition)}\n\n{below}".strip()
     stem.with_name(f"{stem.name}.md").write_text(f"{text}\n", encoding="utf-8")
     with stem.with_name(f"{stem.name}.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([header, *body])

@@ -90,6 +90,15 @@ def test_a_share_of_each_cell_is_held_out():
     cells = np.array([7] * 10 + [0] * 20 + [3] * 2 + [5])
     tested = held_out(cells, 0.2, np.random.default_rng(0))
     assert [int(tested[cells == cell].sum()) for cell in (7, 0, 3, 5)] == [2, 4, 1, 0]
+    seeds = [held_out(cells, 0.2, np.random.default_rng(seed)).nonzero()[0] for seed in range(9)]
+    assert len({tuple(positions) for positions in seeds}) > 5
+
+
+def test_shares_are_drawn_again_until_each_client_has_two_images():
+    given = folder([0, 1] * 10)
+    for seed in range(5):
+        found = divided(given, "dirichlet:0.3:5", seed)
+        assert min(map(len, map(np.append, found.train, found.test))) >= 2
 
 
 REFUSED = {

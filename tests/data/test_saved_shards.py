@@ -1,6 +1,7 @@
 """Divisions in files, and data sets that are not those of the file."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def test_a_division_of_a_folder_belongs_to_its_files_and_classes(tmp_path):
     file = tmp_path / "shards.json"
     save_shards(file, [[0, 2], [1]], of=here)
     assert [part.tolist() for part in load_shards(file, of=there)] == [[0, 2], [1]]
+    named = replace(here, class_names=("dog", "cat"))
     for wrong in (
+        named,
         other,
         here.at([0, 1]),
         here.at([1, 0, 2]),
