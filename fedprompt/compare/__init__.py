@@ -11,9 +11,18 @@ In Python::
     print(results)
     results.plot("bars.png")
 
-A :class:`Problem` makes a :class:`Trial` for each row and seed: a setting, the data of clients and
-their tests. :func:`run` runs all rows, each as one cell, and :class:`Results` are their records.
+The modules in the order of a run: a problem (``folder``, ``own``) makes a trial for each row and
+seed, which is a setting with the data and the tests of clients (``trials``). Rows are methods with
+their hyperparameters (``rows``, ``tuning``, ``alone``). A row and a seed are a cell, which is run
+(``cells``, ``measure``) and has a line in a file (``records``). Tables and pictures are made from
+records alone (``tables``, ``advice``, ``pictures``, ``results``).
 """
+
+try:
+    import PIL as _PIL  # noqa: F401
+except ModuleNotFoundError as _error:
+    _text = "`fedprompt.compare` needs Pillow: pip install 'fedprompt[compare]'"
+    raise ModuleNotFoundError(_text) from _error
 
 from fedprompt.compare.folder import folder as folder
 from fedprompt.compare.own import problem as problem

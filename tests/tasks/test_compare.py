@@ -155,6 +155,9 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
         (["--methods", "none.py:f"], "`--methods` must name an existing Python file; got none.py."),
         (["--rows", "FedAvg"], "`--rows` must name Ditto, "),
         (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
+        (["--check", "-1"], "argument --check: must be at least 1; got -1"),
+        (["--tables", "--records", "none"], "`--records` must be a folder of records; got none."),
+        (["--device", "cdua"], "`device` must be one of this machine; got cdua: "),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_exit_code_2(arguments, message, run, capsys):
