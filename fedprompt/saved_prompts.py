@@ -105,6 +105,8 @@ def save_prompts(
         given |= {"data": data, "license": license}
         if unused := [name for name, value in given.items() if value]:
             raise check.wrong(unused[0], "be left out without `model`, which makes a folder", "one")
+        if fspath(path).startswith(_HUB):
+            raise check.wrong("model", "be given for the Hub, which keeps folders", "None")
         _save_file(module, path, trunk, class_names)
         return
     about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
@@ -195,8 +197,13 @@ def load_prompts(
         if path is None or trunk is None:
             rule = "be given with `trunk`, for a module"
             raise check.wrong_type("path", rule, check.kind(path))
+        if weights is not None:
+            raise check.wrong("weights", "be left out for a module, whose network you have", "one")
         _load_file(module, path, trunk, class_names)
         return None
+    given = {"path": path, "trunk": trunk, "class_names": class_names or None}
+    if unused := [name for name, value in given.items() if value is not None]:
+        raise check.wrong(unused[0], "be left out for a folder, which has its own", "one")
     folder = _downloaded(fspath(module))
     prompted = rebuilt(folder, weights, device)
     _load_file(prompted.parts, folder / FILE, prompted.trunk, prompted.class_names)

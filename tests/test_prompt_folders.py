@@ -177,6 +177,9 @@ save(headed, model="timm:../vit") -> ValueError: `model` must be timm:NAME, open
 save(headed, model=vit, arguments=dict(checkpoint_path="x")) -> ValueError: `arguments` must be amon
 save(headed, method="fedvpt_d") -> ValueError: `method` must be left out without `model`, which make
 load_prompts("nowhere") -> ValueError: `folder` must have a file config.json, as save_prompts writes
+load_prompts("folder", trunk=clip) -> ValueError: `trunk` must be left out for a folder, which has
+load_prompts(headed, "file", trunk=clip, weights="w") -> ValueError: `weights` must be left out for
+save_prompts(headed, "hub:me/pets", trunk=clip) -> ValueError: `model` must be given for the Hub
 load_prompts(headed) -> TypeError: `path` must be given with `trunk`, for a module; got
 """
 
