@@ -14,7 +14,7 @@ import torch
 
 import fedprompt as fp
 import fedprompt._refusals as check
-from fedprompt.compare import alone, cells, ranks, records, rows, tables, tuning
+from fedprompt.compare import alone, cells, hyperparameters, ranks, records, rows, tables
 from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
 from fedprompt.compare.problems import Problem, Record, no_notes
@@ -274,10 +274,10 @@ class _Runner:
         family = self.problem.family(partition)
         every = [*listed, alone.row(family)]
         if tune > 1:
-            drawn = replace(self.problem, trials=lambda at, row: tuning.drawn(row, tune))
+            drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
             how: dict[str, Any] = {"machine": self.machine, "files": self.files}
             at = drawn, partition, every, self.tried, self.path
-            every = tuning.tuned(*at, **how, neighbors=False)
+            every = hyperparameters.tuned(*at, **how, neighbors=False)
         self.rows(partition, every, seeds)
         once = self.passes(partition, every[-1].title)
         passes = [self.passes(partition, row.title) for row in every[:-1]]
