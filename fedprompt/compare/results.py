@@ -26,6 +26,9 @@ from fedprompt.methods import HeldOut, evaluate
 EXTRA = "needs matplotlib: pip install 'fedprompt[compare]'"
 
 
+LOAD = 'To load the trained prompts, see the page "Your folder in one command".'
+
+
 @dataclass(frozen=True)
 class Results:
     """Figures of methods on a problem. ``print(results)`` shows the tables.
@@ -110,7 +113,9 @@ class Results:
         """
         folder.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
-        below = "\n\n".join([*self.failures(), *([f"    {command}"] if command else []), told])
+        below = "\n\n".join(
+            [*self.failures(), *([f"    {command}"] if command else []), LOAD, told]
+        )
         for name, (found, problem) in self.views().items():
             stem = folder / f"table-{name}".rstrip("-")
             tables.save(found, stem, problem, name, below)
@@ -174,7 +179,7 @@ def run(
         tune: Number of trials of each method, on a part of the training inputs: its default values,
             and others from its own ranges.
         device: Device of models and batches.
-        workers: Number of processes.
+        workers: Number of processes, each with one thread.
         shrink: Share of rounds, steps and inputs, in (0, 1], to see that it runs.
 
     Raises:
