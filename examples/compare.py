@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import tasks
-from fedprompt.compare import cells, ranks, records, tables, tuning
-from fedprompt.compare.__main__ import OneLine, count, share
+from fedprompt.compare import cells, hyperparameters, ranks, records, tables
 from fedprompt.compare.cells import Cell, RunsError
+from fedprompt.compare.command import OneLine, count, share
 from fedprompt.compare.problems import Record
 from fedprompt.compare.results import check_device, check_folder
 from fedprompt.compare.rows import HEAD_RATE, Row, read_methods
@@ -234,7 +234,7 @@ def tuned(
         return found
 
     where = {"machine": machine_of(args), "files": files}
-    return tuning.tuned(task, partition, rows, run_all, path, **where)
+    return hyperparameters.tuned(task, partition, rows, run_all, path, **where)
 
 
 def finished(

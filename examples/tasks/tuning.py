@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fedprompt.compare.hyperparameters import TUNING_SEED, draw, half_decades
 from fedprompt.compare.rows import HEAD_RATE, Row
-from fedprompt.compare.tuning import TUNING_SEED, draw, half_decades
 from fedprompt.methods import METHODS
 from fedprompt.methods.registry import LEARNING_RATE
 from tasks.controls import CONTROLS, DRAWN_AS

@@ -13,7 +13,7 @@ In Python::
 
 The modules in the order of a run: a problem (``folder``, ``own``) makes a trial for each row and
 seed, which is a setting with the data and the tests of clients (``trials``). Rows are methods with
-their hyperparameters (``rows``, ``tuning``, ``alone``). A row and a seed are a cell, which is run
+their values (``rows``, ``hyperparameters``, ``alone``). A row and a seed are a cell, which is run
 (``cells``, ``measure``) and has a line in a file (``records``). Tables and pictures are made from
 records alone (``tables``, ``advice``, ``pictures``, ``results``).
 """

@@ -115,9 +115,18 @@ def load(path: Path, problem: Problem) -> dict[str, Record]:
 def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) -> Record:
     """Run a cell in this process.
 
-    Tiny networks gain nothing from a second thread, so a process has one.
+    It has one thread, so that sums are rounded the same on every machine, and as many afterwards
+    as before.
     """
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        return _run(cell, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(cell: Cell, progress: Callable[[float], object]) -> Record:
     for path in cell.files:
         read_methods(path)
     problem, row = cell.problem, cell.row

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedprompt import data, features
-from fedprompt.compare import divisions, own, protocols
+from fedprompt.compare import divisions, experiments, own
 from fedprompt.compare.images import decoded, stamp
-from fedprompt.compare.networks import Network, network
 from fedprompt.compare.own import Chosen, Data, Division
 from fedprompt.compare.pipeline import Preparation, prepared_trunk
+from fedprompt.compare.pretrained import Network, network
 from fedprompt.compare.problems import Problem
 from fedprompt.compare.trials import CompareError, Further
 from fedprompt.methods import ClipSetting, Setting, VitSetting
@@ -144,11 +144,11 @@ def folder(
             with Dirichlet shares of the classes.
         shots: Number of training images of each class, of all clients together. If None, all.
         base_to_new: Whether clients train on the first half of the classes, and are also tested on
-            the others (:func:`~fedprompt.compare.protocols.base_to_new`).
+            the others (:func:`~fedprompt.compare.experiments.base_to_new`).
         leave_one_out: Whether each domain in turn is left out, and the others are clients
-            (:func:`~fedprompt.compare.protocols.leave_one_domain_out`).
+            (:func:`~fedprompt.compare.experiments.leave_one_domain_out`).
         test: Folder of further tests, of the same or of other classes
-            (:func:`~fedprompt.compare.protocols.transfer`).
+            (:func:`~fedprompt.compare.experiments.transfer`).
         newcomers: Number of clients, the last ones, that never train.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
@@ -278,7 +278,7 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
     """Return the partitions of a protocol: one, or one for each domain that is left out."""
     found = store.folder
     if base_to_new:
-        base, new = protocols.base_to_new(found.labels, found.class_names)
+        base, new = experiments.base_to_new(found.labels, found.class_names)
         names = tuple(base.names)
         kept = replace(found.at(base.positions), labels=base.labels, class_names=names)
         _, tests = divisions.sides(found)
@@ -288,7 +288,7 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
     if not leave_one_out:
         return {"": Part("", found, np.arange(len(found)))}
     parts = {}
-    for target, (_, held) in protocols.leave_one_domain_out(found.domains).items():
+    for target, (_, held) in experiments.leave_one_domain_out(found.domains).items():
         keep = np.flatnonzero(found.domains != target)
         rest = found.at(keep)
         numbers, domains = np.unique(rest.domains, return_inverse=True)
@@ -310,7 +310,7 @@ def transferred(
         return other, tests, labels[other.folder.labels[tests]], None
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
-    kept = protocols.transfer(other.folder.labels[tests], names)
+    kept = experiments.transfer(other.folder.labels[tests], names)
     return other, tests[kept.positions], kept.labels, kept.names
 
 
@@ -321,7 +321,7 @@ def divided(
     chosen = np.arange(len(found))
     if shots is not None:
         train, test = divisions.sides(found)
-        few = protocols.few_shots(found.labels, shots=shots, generator=generator, among=train)
+        few = experiments.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
     own = [[chosen[part] for part in side] for side in (parts.train, parts.test)]

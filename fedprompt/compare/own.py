@@ -215,6 +215,8 @@ def problem(
 
 def recommended(problem: Problem, found: Sequence[Record], partition: str) -> list[str]:
     """Return one sentence of advice, if there are enough seeds."""
+    if problem.compared[0] != "own":
+        return []
     text = advice(found, partition, alone.TITLES, "training alone")
     return [text] if text.startswith("**") else []
 

@@ -1,5 +1,6 @@
 """Files of trained prompts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def save(
         if not isinstance(model, nn.Module) or not fp.snapshot(model, buffers=True):
             continue
         backbone = setting.tower if hasattr(setting, "tower") else setting.trunk_of(client)
-        end = "" if shared else f"-{trial.names[client] if trial.names else client}"
+        name = re.sub(r"[^\w .-]", "_", trial.names[client] if trial.names else str(client))
+        end = "" if shared else f"-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         saved.append(folder / f"{stem}-seed{setting.seed}{end}.safetensors")
         fp.save_prompts(model, saved[-1], trunk=backbone, class_names=names)

@@ -14,7 +14,7 @@ import torch
 
 import fedprompt as fp
 import fedprompt._refusals as check
-from fedprompt.compare import alone, cells, ranks, records, rows, tables, tuning
+from fedprompt.compare import alone, cells, hyperparameters, ranks, records, rows, tables
 from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
 from fedprompt.compare.problems import Problem, Record, no_notes
@@ -24,6 +24,9 @@ from fedprompt.interfaces import Method
 from fedprompt.methods import HeldOut, evaluate
 
 EXTRA = "needs matplotlib: pip install 'fedprompt[compare]'"
+
+
+LOAD = 'To load the trained prompts, see the page "Your folder in one command".'
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,9 @@ class Results:
         """
         folder.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
-        below = "\n\n".join([*self.failures(), *([f"    {command}"] if command else []), told])
+        below = "\n\n".join(
+            [*self.failures(), *([f"    {command}"] if command else []), LOAD, told]
+        )
         for name, (found, problem) in self.views().items():
             stem = folder / f"table-{name}".rstrip("-")
             tables.save(found, stem, problem, name, below)
@@ -174,7 +179,7 @@ def run(
         tune: Number of trials of each method, on a part of the training inputs: its default values,
             and others from its own ranges.
         device: Device of models and batches.
-        workers: Number of processes.
+        workers: Number of processes, each with one thread.
         shrink: Share of rounds, steps and inputs, in (0, 1], to see that it runs.
 
     Raises:
@@ -274,10 +279,10 @@ class _Runner:
         family = self.problem.family(partition)
         every = [*listed, alone.row(family)]
         if tune > 1:
-            drawn = replace(self.problem, trials=lambda at, row: tuning.drawn(row, tune))
+            drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
             how: dict[str, Any] = {"machine": self.machine, "files": self.files}
             at = drawn, partition, every, self.tried, self.path
-            every = tuning.tuned(*at, **how, neighbors=False)
+            every = hyperparameters.tuned(*at, **how, neighbors=False)
         self.rows(partition, every, seeds)
         once = self.passes(partition, every[-1].title)
         passes = [self.passes(partition, row.title) for row in every[:-1]]

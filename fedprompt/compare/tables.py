@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from fedprompt.compare.experiments import harmonic_means
 from fedprompt.compare.problems import COSTS, Problem, Record
-from fedprompt.compare.protocols import harmonic_means
 from fedprompt.compare.trials import CompareError
 
 WIDTH = 7  # columns of a table; the others follow in further ones

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
-from fedprompt.compare import __main__ as command
-from fedprompt.compare import records, results, rows
+from fedprompt.compare import command, records, results, rows
 from fedprompt.compare.trials import CompareError
 from fedprompt.methods import METHODS, registry
 
@@ -145,7 +144,7 @@ def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
 
 
 def normalized(found, places, clip):
-    from fedprompt.compare.networks import network
+    from fedprompt.compare.pretrained import network
 
     made = network(fp.TextTower(clip, samples.tokenize), "clip")
     images = [np.array(Image.open(found.paths[place]).convert("RGB")) for place in places]
@@ -207,6 +206,7 @@ def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_pat
         (["--vit", "none"], "`--vit` must name a network"),
         (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
         (["--layout", "class/x"], "`layout` must be one of"),
+        (["--newcomers", "3"], "`newcomers` must be below 3, the clients; got 3"),
     ],
 )
 def test_a_mistake_ends_with_one_line_before_anything_runs(

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from fedprompt.compare import __main__ as command
+from fedprompt.compare import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "your-folder.md").read_text()
 

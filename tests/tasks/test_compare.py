@@ -16,9 +16,9 @@ import fedprompt as fp
 import private
 from fedprompt.compare import cells, records, tables
 from fedprompt.compare.cells import Cell
+from fedprompt.compare.hyperparameters import TUNING_SEED
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError
-from fedprompt.compare.tuning import TUNING_SEED
 from fedprompt.methods import METHODS, registry
 from tasks import TASKS, digits, pages
 from tasks.core import Machine

@@ -6,8 +6,8 @@ import pytest
 
 import fedprompt as fp
 from fedprompt.compare.alone import longer
+from fedprompt.compare.hyperparameters import neighbor
 from fedprompt.compare.rows import Row
-from fedprompt.compare.tuning import neighbor
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by

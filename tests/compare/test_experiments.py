@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import Round, cosine_logits, prompted_text
-from fedprompt.compare import protocols
+from fedprompt.compare import experiments
 from fedprompt.data import leave_one_out
 from fedprompt.methods import Federation, HeldOut, evaluate, kgcoop
 from refusals import check_refused, refusals
@@ -25,7 +25,7 @@ def draw(seed=0):
 @given(LABELS, st.integers(1, 4), st.data())
 def test_few_shots_are_of_training_images_and_as_many_of_each_class(labels, shots, data):
     among = data.draw(st.lists(st.sampled_from(range(len(labels))), min_size=1, unique=True))
-    kept = protocols.few_shots(labels, shots=shots, among=among, generator=draw())
+    kept = experiments.few_shots(labels, shots=shots, among=among, generator=draw())
     assert set(kept) <= set(among)
     assert sorted(kept) == [*kept]
     for one in range(7):
@@ -39,7 +39,7 @@ def test_base_and_new_classes_are_halves_and_numbered_from_0(labels, count):
     labels = [label % count for label in labels]
     half = count // 2 + count % 2
     for part, first, last in zip(
-        protocols.base_to_new(labels, SEVEN[:count]), (0, half), (half, count), strict=True
+        experiments.base_to_new(labels, SEVEN[:count]), (0, half), (half, count), strict=True
     ):
         assert part.names == [*SEVEN[first:last]]
         expected = [(at, one - first) for at, one in enumerate(labels) if first <= one < last]
@@ -50,7 +50,7 @@ def test_base_to_new_accuracies_are_those_of_predictions_by_hand():
     """Base classes are 0 and 1 of a CLIP that saw no others; 2 and 3 are new."""
     whole = clip_federation(num_classes=4, class_names=NAMES[:4])
     labels = (torch.arange(len(whole.inputs)) * 7 % 4).numpy()
-    base, new = protocols.base_to_new(labels, NAMES[:4])
+    base, new = experiments.base_to_new(labels, NAMES[:4])
     given = whole.renamed(base.names)
     shards = {0: np.arange(9), 1: np.arange(9, len(base.positions))}
     made = Federation(given, given.inputs[base.positions], torch.tensor(base.labels), shards)
@@ -72,7 +72,7 @@ def test_base_to_new_accuracies_are_those_of_predictions_by_hand():
 
 def test_the_harmonic_mean_of_means_is_not_the_mean_of_harmonic_means():
     """2 ab / (a + b) of (0.9, 0.6) and (0.5, 0.8); the means are 0.7 and 0.7."""
-    found, seeds = protocols.harmonic_means([0.9, 0.5], [0.6, 0.8])
+    found, seeds = experiments.harmonic_means([0.9, 0.5], [0.6, 0.8])
     assert (found, seeds) == (pytest.approx(0.7), pytest.approx([0.72, 0.8 / 1.3]))
 
 
@@ -80,7 +80,7 @@ def test_the_harmonic_mean_of_means_is_not_the_mean_of_harmonic_means():
 @given(st.lists(st.sampled_from("abcd"), min_size=2).filter(lambda own: len({*own}) > 1), st.data())
 def test_each_domain_is_the_target_once_and_the_others_train(domains, data):
     train = data.draw(st.lists(st.sampled_from(range(len(domains))), unique=True))
-    pairs, splits = leave_one_out(domains), protocols.leave_one_domain_out(domains, train=train)
+    pairs, splits = leave_one_out(domains), experiments.leave_one_domain_out(domains, train=train)
     assert [*pairs] == [*splits] == sorted({*domains})
     for target, (clients, held) in splits.items():
         assert [domains[position] for position in held] == [target] * domains.count(target)
@@ -93,9 +93,9 @@ def test_each_domain_is_the_target_once_and_the_others_train(domains, data):
 
 
 def test_newcomers_never_train_and_transfer_has_all_classes():
-    trained, new = protocols.newcomers([8, 3, 5, 1], share=0.5, generator=draw())
+    trained, new = experiments.newcomers([8, 3, 5, 1], share=0.5, generator=draw())
     assert (len(new), sorted([*trained, *new])) == (2, [1, 3, 5, 8])
-    found = protocols.transfer([2, 0], SEVEN)
+    found = experiments.transfer([2, 0], SEVEN)
     assert (found.names, [*found.positions], [*found.labels]) == ([*SEVEN], [0, 1], [2, 0])
 
 
@@ -103,25 +103,25 @@ def test_newcomers_never_train_and_transfer_has_all_classes():
 @given(LABELS, LABELS, st.data())
 def test_own_tests_are_those_of_a_client_or_of_its_classes(clients, labels, data):
     tests = data.draw(st.lists(st.sampled_from(range(len(clients))), unique=True))
-    own = protocols.own_tests(clients, tests)
+    own = experiments.own_tests(clients, tests)
     of_client = {c: [at for at, one in enumerate(tests) if clients[one] == c] for c in range(7)}
     assert {c: [*places] for c, places in own.items()} == {c: p for c, p in of_client.items() if p}
     shards = {4: [*range(len(clients) // 2 + 1)], 9: [len(clients) - 1]}
-    for client, places in protocols.class_tests(clients, shards, labels).items():
+    for client, places in experiments.class_tests(clients, shards, labels).items():
         known = {clients[position] for position in shards[client]}
         assert [*places] == [at for at, label in enumerate(labels) if label in known]
 
 
 REFUSED = """
 leave_one_out(['a', 'a']) -> ValueError: `len(set(domains))` must be at least 2; got 1
-protocols.leave_one_domain_out(['a', 'b'], train=[2]) -> ValueError: `train` must lie in [0, 2)
-protocols.harmonic_means([0.5], []) -> ValueError: `new` must have an accuracy for each seed of `ba
-protocols.harmonic_means([], []) -> ValueError: `new` must have an accuracy for each seed
-protocols.base_to_new([0, 2], ['a', 'b']) -> ValueError: `labels` must lie in [0, 2)
-protocols.base_to_new([0], ['a']) -> ValueError: `num_classes` must be at least 2; got 1
-protocols.transfer([0], 'ab') -> TypeError: `class_names` must be a sequence of strings
-protocols.own_tests([0], [1]) -> ValueError: `tests` must lie in [0, 1)
-protocols.newcomers([0, 1], share=0, generator=draw()) -> ValueError: `share` must be above 0
+experiments.leave_one_domain_out(['a', 'b'], train=[2]) -> ValueError: `train` must lie in [0, 2)
+experiments.harmonic_means([0.5], []) -> ValueError: `new` must have an accuracy for each seed of
+experiments.harmonic_means([], []) -> ValueError: `new` must have an accuracy for each seed
+experiments.base_to_new([0, 2], ['a', 'b']) -> ValueError: `labels` must lie in [0, 2)
+experiments.base_to_new([0], ['a']) -> ValueError: `num_classes` must be at least 2; got 1
+experiments.transfer([0], 'ab') -> TypeError: `class_names` must be a sequence of strings
+experiments.own_tests([0], [1]) -> ValueError: `tests` must lie in [0, 1)
+experiments.newcomers([0, 1], share=0, generator=draw()) -> ValueError: `share` must be above 0
 """
 
 

@@ -17,8 +17,8 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, ViTConfig, ViTMod
 import fedprompt as fp
 from clips import NAMES, TEXT, TOKENIZER, VISION
 from fedprompt import samples
-from fedprompt.compare import networks
-from fedprompt.compare.networks import network
+from fedprompt.compare import pretrained
+from fedprompt.compare.pretrained import network
 
 TINY = "vit_tiny_patch16_224"
 ACCESS = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}
@@ -123,7 +123,7 @@ def test_a_cached_name_is_loaded_without_a_connection(root, tmp_path, monkeypatc
     (folder / "refs/main").write_text("abc")
     (folder / "snapshots/abc/model.safetensors").symlink_to(root / f"{TINY}.safetensors")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(networks, "_is_reachable", None)
+    monkeypatch.setattr(pretrained, "_is_reachable", None)
     assert network(TINY).identity == network(str(root / f"{TINY}.safetensors")).identity
 
 
@@ -145,7 +145,7 @@ def test_without_a_connection_one_line_names_the_file_and_the_flag(
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-        monkeypatch.setattr(networks, "PATIENCE", 0.2)
+        monkeypatch.setattr(pretrained, "PATIENCE", 0.2)
         network_of = re.escape(f"--{kind} {name}=")
         start = time.monotonic()
         with pytest.raises(
@@ -160,7 +160,7 @@ def test_a_server_that_answers_is_asked_for_the_weights(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(networks, "_is_reachable", lambda address: asked.append(address) or True)
+    monkeypatch.setattr(pretrained, "_is_reachable", lambda address: asked.append(address) or True)
 
     def create_model(name, **options):
         if not constants.HF_HUB_OFFLINE:
@@ -169,7 +169,7 @@ def test_a_server_that_answers_is_asked_for_the_weights(tmp_path, monkeypatch):
         return make(name, **options)
 
     make = timm.create_model
-    monkeypatch.setattr(networks, "_check_transformer", lambda *arguments: None)
+    monkeypatch.setattr(pretrained, "_check_transformer", lambda *arguments: None)
     monkeypatch.setattr(timm, "create_model", create_model)
     message = re.escape(f"got {TINY} (401 Client Error. Second line).")
     with pytest.raises(ValueError, match=message):

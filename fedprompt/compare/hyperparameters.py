@@ -110,6 +110,6 @@ def tuned(
         near = {row: neighbor(values, trials[row]) for row, values in best.items() if neighbors}
         more = {row: values for row, values in near.items() if values}
         if not more:
-            return [replace(row, values=best[row.title]) for row in rows]
+            return [replace(row, values=best.get(row.title, row.values)) for row in rows]
         for title, values in more.items():
             trials[title].append(values)
