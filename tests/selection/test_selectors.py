@@ -355,27 +355,18 @@ def test_values_are_not_checked_inside_a_transform():
 
 
 REFUSED = """
-started(ones(3)) -> ValueError: `usage` must have one count for each of 2 groups; got (3,).
 started(ones(2, 1)) -> ValueError: `usage` must have one count for each of 2 groups; got (2, 1).
 started(tensor(1.0)) -> ValueError: `usage` must have one count for each of 2 groups; got ().
 started(tensor([1, -2])) -> ValueError: `usage` must be finite and at least 0; got -2.
-started(tensor([nan, 1])) -> ValueError: `usage` must be finite and at least 0; got nan.
-started(tensor([1, torch.inf])) -> ValueError: `usage` must be finite and at least 0; got inf.
 started(tensor([True, False])) -> TypeError: `usage` must be a tensor of counts (groups,); got
 started([1, 2]) -> TypeError: `usage` must be a tensor of counts (groups,); got a list of length 2.
 select_nearest(QUERY, KEYS, usage=ones(3)) -> ValueError: `usage` must have one count for each of 2
-select_balanced(QUERY, KEYS, solver=sinkhorn, usage=ones(3)) -> ValueError: must have one count for
 select_nearest(QUERY, KEYS, offset=1e39) -> ValueError: `offset` must be at most 3.40282e+38; got
 select_nearest(None, KEYS) -> TypeError: `query` must be a floating-point tensor (batch, dim); got
-select_nearest(QUERY, [KEYS]) -> TypeError: `keys` must be a floating-point tensor (groups, dim);
 select_nearest(QUERY[:, :0], KEYS[:, :0]) -> ValueError: at least one group of width 1 or more; got
 select_balanced(ones(2, 4), KEYS, solver=sinkhorn) -> ValueError: the width of `keys`, 3; got 4.
-select_nearest(ones(2, 4), KEYS) -> ValueError: `query` must have the width of `keys`, 3; got
 select_nearest(full((2, 3), nan), KEYS) -> ValueError: `query` must be finite; got 6
-select_nearest(QUERY, KEYS * nan) -> ValueError: `keys` must be finite; got 6 entries of 6
 select_nearest(ones(3), KEYS) -> TypeError: `query` must be a floating-point tensor (batch
-select_nearest(QUERY, KEYS[0]) -> TypeError: `keys` must be a floating-point tensor (groups, dim)
-select_nearest(QUERY, KEYS[:0]) -> ValueError: `keys` must hold at least one group of width 1 or
 select_nearest(QUERY.to('meta'), KEYS) -> ValueError: `query` must be on the device of `keys`, cpu
 select_nearest(QUERY, KEYS, usage=ones(2, device='meta')) -> ValueError: `usage` must be on the
 key_loss(QUERY, KEYS, tensor([0, 2])) -> ValueError: `indices` must lie in [0, 2); got values
