@@ -44,6 +44,7 @@ def settings() -> dict[str, Setting]:
     text = {
         "tower": fp.TextTower(clip, samples.tokenize),
         "class_names": samples.CLASS_NAMES,
+        "num_classes": len(samples.CLASS_NAMES),
         "scale": clip.logit_scale.exp().item(),
         "template": samples.TEMPLATES[""][0],
     }
@@ -52,7 +53,7 @@ def settings() -> dict[str, Setting]:
         "mixed models": VitSetting(
             trunks=[small, large], num_features=48, **common, **budget
         ),
-        "CLIP": ClipSetting(clip=clip, **text, **common, **budget),
+        "CLIP": ClipSetting(clip=clip, **common | text | budget),
     }
 
 

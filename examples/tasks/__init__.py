@@ -5,10 +5,20 @@ import sys
 from pathlib import Path
 
 from fedprompt.methods import METHODS, Entry
-from tasks import ablations, codecs, digits, patches, photos, privacy, reproduction, whichwhen
+from tasks import (
+    ablations,
+    codecs,
+    digits,
+    emoji,
+    patches,
+    photos,
+    privacy,
+    reproduction,
+    whichwhen,
+)
 from tasks.core import Task, TaskError
 
-MODULES = (digits, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
+MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
 TASKS: dict[str, Task] = {name: task for module in MODULES for name, task in module.TASKS.items()}
 """All tasks by name."""
 

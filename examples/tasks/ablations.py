@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 import photographs
+from build_samples import digits_clip
+from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.methods import VitSetting
 from tasks import digits
@@ -32,7 +34,7 @@ from tasks.core import (
 from tasks.epochs import NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
-CLASSES = len(samples.CLASS_NAMES)
+CLASSES = len(digits_clip.CLASS_NAMES)
 
 
 def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
@@ -50,7 +52,7 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
     ):
         if on_canvases:
             sizes = {"smallest": 12, "largest": 20}
-            canvases, truth = samples.on_canvases(images, rng, domains=domains, **sizes)
+            canvases, truth = put(images, rng, domains=domains, **sizes)
             images = digits.tokens(canvases)
         else:
             images, truth = digits.changed(images, [getattr(samples, name) for name in domains])

@@ -244,11 +244,11 @@ class ClipSetting(Setting):
         >>> clip = samples.clip()
         >>> setting = ClipSetting(
         ...     clip=clip, tower=TextTower(clip, samples.tokenize), scale=100.0,
-        ...     class_names=samples.CLASS_NAMES, template="a photo of a {}.", clients=range(4),
-        ...     num_classes=10, rounds=2, steps=4, cohort_size=2, batch_size=16, seed=0,
+        ...     class_names=samples.CLASS_NAMES, template="an emoji of a {}.", clients=range(4),
+        ...     num_classes=24, rounds=2, steps=4, cohort_size=2, batch_size=16, seed=0,
         ...     public=torch.empty(0),
         ... )
-        >>> setting.new_model().text().shape == (1, 10, setting.handwritten_text().shape[1])
+        >>> setting.new_model().text().shape == (1, 24, setting.handwritten_text().shape[1])
         True
     """
 
