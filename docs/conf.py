@@ -58,7 +58,10 @@ python_maximum_signature_line_length = 88
 # would need the network.
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:class", r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|pathlib|typing)\..*"),
+    (
+        "py:class",
+        r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|pathlib|typing)\..*",
+    ),
     ("py:class", r"flwr\..*"),
     ("py:class", r"fedprompt\.backbones\.checks\._report\.(Report|Line)"),
     ("py:class", r"Tensor|ndarray|fedprompt\.features\._MapStyle"),

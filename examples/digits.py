@@ -34,6 +34,7 @@ class Federation:
     rounds: int
     steps: int  # of each client in each round
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = samples.augment
+    num_classes: int = 10
 
     def own(self, client: int) -> Batch:
         """Return all training images of a client, and their labels."""
@@ -50,18 +51,23 @@ class Federation:
 
     def counts(self) -> Tensor:
         """Count the training images of each class, (clients, classes)."""
-        return torch.stack([self.labels[shard].bincount(minlength=10) for shard in self.shards])
+        size = self.num_classes
+        return torch.stack([self.labels[shard].bincount(minlength=size) for shard in self.shards])
 
     @torch.no_grad()
     def class_accuracy(self, predict: Callable[[Tensor], Tensor]) -> Tensor:
         """Measure the accuracy of logits on the test images of each class, (classes,)."""
         guesses = torch.cat([predict(images).argmax(1) for images in self.test_images.split(256)])
         correct = (guesses == self.test_labels).float()
-        return fp.class_means(correct, self.test_labels, num_classes=10).value
+        return fp.class_means(correct, self.test_labels, num_classes=self.num_classes).value
 
     def accuracy(self, predict: Callable[[Tensor], Tensor], client: int | None = None) -> float:
         """Measure the accuracy on all test images, or on the class mix of one client."""
-        mix = self.test_labels.bincount(minlength=10) if client is None else self.counts()[client]
+        mix = (
+            self.test_labels.bincount(minlength=self.num_classes)
+            if client is None
+            else self.counts()[client]
+        )
         return fp.metrics.global_accuracy(self.class_accuracy(predict)[None], mix)
 
 

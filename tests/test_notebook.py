@@ -67,7 +67,7 @@ def test_the_notebook_of_clip_runs_with_the_layout_of_the_pretrained_one(monkeyp
         run("".join(cell["source"]), names, "cell") for cell in code_cells(extension.notebook(text))
     ]
     assert asked == [("ViT-B-32-quickgelu", "openai")]
-    assert names["features"].shape == (1200, sizes["embed_dim"])
+    assert names["features"].shape == (812, sizes["embed_dim"])
     assert said[-1].endswith(f"a client sends {4 * 4 * 64 + 4:,} bytes in a round\n")
 
 

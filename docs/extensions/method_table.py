@@ -38,10 +38,15 @@ def settings() -> dict[str, Setting]:
     common["num_classes"] = 10
     small, large = (fp.vit_trunk(samples.vit(size)) for size in ("S", "B"))
     tower = fp.TextTower(samples.clip(), samples.tokenize)
+    text = common | {
+        "tower": tower,
+        "class_names": samples.CLASS_NAMES,
+        "num_classes": 24,
+    }
     return {
         "one model": VitSetting(trunk=small, **common),
         "mixed models": VitSetting(trunks=[small, large], num_features=48, **common),
-        "CLIP": ClipSetting(tower=tower, class_names=samples.CLASS_NAMES, **common),
+        "CLIP": ClipSetting(**text),
     }
 
 

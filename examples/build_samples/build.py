@@ -65,7 +65,7 @@ def save(
         model: Trained model from `new_model`.
         path: Path of the file.
         architecture: Architecture of `model`.
-        source_accuracy: Accuracy of `model` on held-out glyphs, in [0, 1].
+        source_accuracy: Accuracy of `model` on held-out data, in [0, 1].
         metadata: Further texts, such as the version of the recipe that trained the model.
     """
     weights = {name: tensor.half() for name, tensor in model.state_dict().items()}
@@ -75,7 +75,7 @@ def save(
     metadata["source_accuracy"] = f"{source_accuracy:.4f}"
     metadata["sha256"] = hashlib.sha256(contents).hexdigest()
     save_file(weights, path, metadata)
-    print(f"{path}: {source_accuracy:.1%} of held-out glyphs")
+    print(f"{path}: accuracy {source_accuracy:.1%} on held-out data")
 
 
 def pretrain(

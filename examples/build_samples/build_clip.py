@@ -20,10 +20,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from build_samples.build import NUM_HELD_OUT, NUM_PER_CLASS, flags, new_model, save, take_steps
+from build_samples.canvas import _SIDE, _SMALLEST, DOMAINS, _cluttered
+from build_samples.digits_clip import CLASS_NAMES, TEMPLATES, preprocess, tokenize
 from build_samples.glyphs import CLASSES, augment, render
 from fedprompt import cosine_logits, image_tokens
-from fedprompt.samples import CLASS_NAMES, DOMAINS, TEMPLATES, preprocess, tokenize
-from fedprompt.samples.canvas import _SIDE, _SMALLEST, _cluttered
 
 RECIPE = "1"
 STEPS = 4500
@@ -208,7 +208,7 @@ def main() -> None:
     pretrain(model, *glyphs, generator, steps=BACKGROUND_STEPS, background=True)
     source_accuracy = accuracy(model, *render(NUM_HELD_OUT, held_out), generator)
     written = {"words": json.dumps(WORDS), "recipe": RECIPE}
-    save(model, arguments.out / "clip.safetensors", ARCHITECTURE, source_accuracy, **written)
+    save(model, arguments.out / "digits_clip.safetensors", ARCHITECTURE, source_accuracy, **written)
 
 
 if __name__ == "__main__":

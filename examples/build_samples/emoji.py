@@ -33,7 +33,7 @@ class Style(NamedTuple):
     family: str
     """Styles of one family are renderings of the same drawings."""
     seen: bool = True
-    """Whether the network is trained on it."""
+    """Whether the network is trained on it. Its license does not ask for share-alike."""
     sample: bool = False
     """Whether some of its emoji are in `fedprompt.samples`."""
 
@@ -67,7 +67,7 @@ STYLES = {
         "1.2.6", "MIT", "Microsoft", _FLUENT, "fluent", sample=True
     ),
     "emojione": Style("1.2.3", "CC-BY-4.0", "EmojiTwo", _TWO, "emojione", seen=False),
-    "emojione-v1": Style("1.2.3", "CC-BY-SA-4.0", "Emoji One", _LEGACY, "emojione-v1"),
+    "emojione-v1": Style("1.2.3", "CC-BY-SA-4.0", "Emoji One", _LEGACY, "emojione-v1", seen=False),
     "emojione-monotone": Style("1.2.1", "CC-BY-4.0", "EmojiTwo", _TWO, "emojione", seen=False),
     "fxemoji": Style(
         "1.2.2",

@@ -1,4 +1,7 @@
-"""A method by name, and the sample digits divided over clients, the same in every process."""
+"""A method by name, and sample images divided over clients, the same in every process.
+
+Images are digits, or emoji for methods of CLIP.
+"""
 
 import inspect
 from collections.abc import Mapping
@@ -29,9 +32,12 @@ def _load(
     entry = entry_of(name)
     images, labels, test_images, test_labels = samples.digits()
     if "CLIP" in entry.families:
-        images, test_images = (_for_clip(side, entry.inputs) for side in (images, test_images))
+        train, test = samples.emoji()
+        images, test_images = (_for_clip(side.images, entry.inputs) for side in (train, test))
+        labels, test_labels = train.labels, test.labels
     budget = {"clients": range(clients), "cohort_size": cohort, "rounds": rounds, "steps": 8}
-    common = {"num_classes": 10, "public": images[:100]}
+    num_classes = len(samples.CLASS_NAMES) if "CLIP" in entry.families else 10
+    common = {"num_classes": num_classes, "public": images[:100]}
     setting = (_clip if "CLIP" in entry.families else _vit)(entry, budget | common)
     method = entry.make(setting)
     if method.form is None:
@@ -116,9 +122,7 @@ def folder(config: Mapping[str, Any], part: str) -> Path | None:
 @torch.no_grad()
 def _for_clip(images: Tensor, inputs: str) -> Tensor:
     """Return images for the CLIP, or its tokens for them, the pooled one first."""
-    draw = torch.Generator().manual_seed(0)
-    sizes = {"smallest": 16, "largest": 24}
-    images = samples.preprocess(samples.on_canvases(images, draw, domains=["inverted"], **sizes)[0])
+    images = samples.preprocess(images)
     if inputs == "images":
         return images
     pooled, patches = fp.image_tokens(samples.clip(), images)

@@ -7,6 +7,7 @@ from tasks import (
     ablations,
     codecs,
     digits,
+    emoji,
     pages,
     patches,
     photos,
@@ -16,7 +17,7 @@ from tasks import (
 )
 from tasks.core import Task
 
-MODULES = (digits, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
+MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
 
 
 def named(name: str) -> Task:

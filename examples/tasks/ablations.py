@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 import photographs
+from build_samples import digits_clip
+from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.rows import Row
@@ -24,7 +26,7 @@ from tasks.core import Machine, Task, content, explained, guides
 from tasks.epochs import EpochFederation, NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
-CLASSES = len(samples.CLASS_NAMES)
+CLASSES = len(digits_clip.CLASS_NAMES)
 
 
 def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
@@ -42,7 +44,7 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
     ):
         if on_canvases:
             sizes = {"smallest": 12, "largest": 20}
-            canvases, truth = samples.on_canvases(images, rng, domains=domains, **sizes)
+            canvases, truth = put(images, rng, domains=domains, **sizes)
             images = digits.tokens(canvases)
         else:
             images, truth = digits.changed(images, [getattr(samples, name) for name in domains])

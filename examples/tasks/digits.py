@@ -13,6 +13,9 @@ from torch import Tensor
 
 import build_samples
 import fedprompt as fp
+from build_samples import digits_clip
+from build_samples.canvas import DOMAINS
+from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.compare.problems import COLUMNS, NEWCOMERS
 from fedprompt.compare.rows import HEAD_RATE, Row
@@ -50,13 +53,13 @@ def vits(sizes: str, **common: Any) -> HeadSetting:
 
 def clip(**common: Any) -> ClipSetting:
     """Make a setting of one frozen CLIP, whose image tokens are computed once."""
-    model = samples.clip()
+    model = digits_clip.clip()
     return ClipSetting(
         clip=model,
-        tower=fp.TextTower(model, samples.tokenize),
-        class_names=samples.CLASS_NAMES,
+        tower=fp.TextTower(model, digits_clip.tokenize),
+        class_names=digits_clip.CLASS_NAMES,
         scale=model.logit_scale.exp().item(),
-        template=samples.TEMPLATES[""][0],
+        template=digits_clip.TEMPLATES[""][0],
         **{**common, "make_optimizer": torch.optim.Adam},
     )
 
@@ -133,8 +136,8 @@ def in_domains(
 ) -> tuple[Tensor, Tensor]:
     """Return the images in their domains, and the domains."""
     if on_canvases:
-        names = list(samples.DOMAINS) if shifted else ["inverted"]
-        canvases, domains = samples.on_canvases(images, rng, domains=names, smallest=16, largest=24)
+        names = list(DOMAINS) if shifted else ["inverted"]
+        canvases, domains = put(images, rng, domains=names, smallest=16, largest=24)
         return tokens(canvases, inputs), domains
     noisy = partial(samples.noisy, generator=rng)
     changes = (samples.raw, samples.inverted, samples.rotated, samples.inverted_rotated, noisy)
@@ -152,10 +155,10 @@ def changed(images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> tu
 @torch.no_grad()
 def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, or its preprocessed images."""
-    images = samples.preprocess(canvases)
+    images = digits_clip.preprocess(canvases)
     if inputs == "images":
         return images
-    pieces = [fp.image_tokens(samples.clip(), batch) for batch in images.split(256)]
+    pieces = [fp.image_tokens(digits_clip.clip(), batch) for batch in images.split(256)]
     return torch.cat([torch.cat([pooled[:, None], patches], 1) for pooled, patches in pieces])
 
 

@@ -263,7 +263,7 @@ class ClipSetting(Setting):
         >>> from fedprompt import TextTower, samples
         >>> tower = TextTower(samples.clip(), samples.tokenize)
         >>> setting = ClipSetting(tower=tower, class_names=samples.CLASS_NAMES, rounds=10)
-        >>> setting.new_model().text().shape == (1, 10, setting.handwritten_text().shape[1])
+        >>> setting.new_model().text().shape == (1, 24, setting.handwritten_text().shape[1])
         True
     """
 

@@ -1,10 +1,10 @@
-"""Handwritten digits and small frozen networks, so that your first federation needs no download.
+"""Handwritten digits, emoji and small frozen networks, so that you need no download to begin.
 
 Import it by name: ``from fedprompt import samples``. ``python -m fedprompt.samples`` runs the
 README's quickstart. ``README.md`` in this folder has the sources and the licenses of the files.
 """
 
-from fedprompt.samples.canvas import DOMAINS, on_canvases
+from fedprompt.samples.emoji import CLASS_NAMES, STYLES, TEMPLATES, Emoji, emoji
 from fedprompt.samples.handwritten import (
     Digits,
     augment,
@@ -15,20 +15,21 @@ from fedprompt.samples.handwritten import (
     raw,
     rotated,
 )
-from fedprompt.samples.networks import CLASS_NAMES, TEMPLATES, clip, preprocess, tokenize, vit
+from fedprompt.samples.networks import clip, preprocess, tokenize, vit
 
 __all__ = [
     "CLASS_NAMES",
-    "DOMAINS",
+    "STYLES",
     "TEMPLATES",
     "Digits",
+    "Emoji",
     "augment",
     "clip",
     "digits",
+    "emoji",
     "inverted",
     "inverted_rotated",
     "noisy",
-    "on_canvases",
     "preprocess",
     "raw",
     "rotated",

@@ -1,10 +1,9 @@
-"""Small frozen networks: two ViTs and a CLIP, trained on printed characters.
+"""Small frozen networks: two ViTs of printed characters, and a CLIP of emoji.
 
 ``examples/build_samples`` in the repository trained them.
 """
 
 import json
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,19 +17,11 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._trees import texts_of
+from fedprompt.samples._words import WordPieces
 
 _SIZES = ("S", "B")
 _FOLDER = Path(__file__).parent
 _CLIP = _FOLDER / "clip.safetensors"
-CLASS_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-"""Names of the digits, in words of :func:`tokenize`."""
-
-_OPENINGS = {"": "a", "plain": "a plain", "inverted": "an inverted", "noisy": "a noisy"}
-_FORMS = ("{} photo of a {{}}.", "{} picture of the {{}}.", "{} drawing of a {{}}.")
-TEMPLATES = {
-    style: tuple(form.format(opening) for form in _FORMS) for style, opening in _OPENINGS.items()
-}
-"""Captions that the CLIP was trained with, by the domain that they name. ``""`` names none."""
 
 
 def vit(size: Literal["S", "B"], *, with_head: bool = False) -> nn.Module:
@@ -70,10 +61,11 @@ def _read_vit(path: Path, *, with_head: bool = False) -> nn.Module:
 
 
 def clip() -> nn.Module:
-    """Load a CLIP of open_clip that was trained on captions of printed digits and letters.
+    """Load a small CLIP of open_clip that was trained on emoji and their names.
 
-    Its parameters are float32. Its images are those of :func:`preprocess`, and its tokenizer is
-    :func:`tokenize`.
+    Its parameters are float32. Its images are those of :func:`emoji`, prepared by
+    :func:`preprocess`, and its tokenizer is :func:`tokenize`. It has not seen the concepts of
+    :func:`emoji`, and no caption of its training was made from ``CLASS_NAMES``.
 
     Returns:
         A new model in eval mode, for images of 3 x 32 x 32 pixels in 64 patches.
@@ -81,7 +73,7 @@ def clip() -> nn.Module:
     Example:
         >>> tower = TextTower(samples.clip(), samples.tokenize)
         >>> tower.dim, len(tower.class_names(samples.CLASS_NAMES).names)
-        (64, 10)
+        (96, 24)
     """
     from open_clip.model import CLIP
 
@@ -91,51 +83,40 @@ def clip() -> nn.Module:
 def tokenize(texts: list[str], context_length: int = 24) -> Int[Tensor, "texts length"]:
     """Tokenize texts for :func:`clip`, in the layout of open_clip's tokenizers.
 
-    A row contains the start, one id for each word or full stop, the end and padding.
+    A row contains the start, the ids of word pieces (byte pair encoding), the end and padding.
+    Upper case, accents and signs are ignored.
 
     Args:
-        texts: Texts in the 48 words of the CLIP, such as "a noisy photo of a three." Texts that
-            are too long are cut.
+        texts: English texts, such as "an emoji of a penguin." Texts that are too long are cut.
         context_length: Length of a row.
 
     Returns:
         Token ids.
 
-    Raises:
-        ValueError: If a word is unknown. The message has all known words.
-
     Example:
-        >>> samples.tokenize(["a photo of a three."], 9).tolist()
-        [[1, 29, 40, 38, 29, 47, 2, 50, 0]]
+        >>> rows = samples.tokenize(["a penguin.", "A penguin."], 9)
+        >>> rows.shape, bool((rows[0] == rows[1]).all())
+        (torch.Size([2, 9]), True)
     """
-    words = _words()
-    rows = torch.zeros(len(texts), context_length, dtype=torch.long)
-    for row, text in zip(rows, texts, strict=True):
-        pieces = re.findall(r"\w+|\.", text)
-        if unknown := sorted(set(pieces) - set(words[2:-1])):
-            rule = f"consist of the {len(words) - 3} words {' '.join(words[2:-1])}"
-            raise check.wrong("texts", rule, ", ".join(map(repr, unknown)))
-        written = ["<start>", *pieces[: context_length - 2], "<eot>"]
-        row[: len(written)] = torch.tensor([words.index(word) for word in written])
-    return rows
+    return _pieces()(texts, context_length)
 
 
 def preprocess(
-    canvases: Float[Tensor, "batch 1 height width"],
+    images: Float[Tensor, "batch channels height width"],
 ) -> Float[Tensor, "batch 3 height width"]:
-    """Prepare gray images for :func:`clip`: center their values and repeat them in three channels.
+    """Prepare images for :func:`clip`: center their values, and make gray images colored.
 
     Args:
-        canvases: Images of 32 x 32 pixels in [0, 1], such as those of :func:`on_canvases`.
+        images: Images of 32 x 32 pixels in [0, 1], with one or three channels.
 
     Returns:
-        A view of new images.
+        New images, or a view of new images.
 
     Example:
         >>> samples.clip().encode_image(samples.preprocess(torch.rand(2, 1, 32, 32))).shape
-        torch.Size([2, 64])
+        torch.Size([2, 96])
     """
-    return (canvases - 0.5).expand(-1, 3, -1, -1)
+    return (images - 0.5).expand(-1, 3, -1, -1)
 
 
 def _read(path: Path, make: Callable[..., nn.Module]) -> nn.Module:
@@ -148,7 +129,6 @@ def _read(path: Path, make: Callable[..., nn.Module]) -> nn.Module:
 
 
 @cache
-def _words() -> list[str]:
-    """Read the words of the CLIP: padding, start, words in order, end."""
-    words: list[str] = json.loads(texts_of(_CLIP.read_bytes())["words"])
-    return words
+def _pieces() -> WordPieces:
+    """Read the tokenizer of the CLIP."""
+    return WordPieces(tuple(json.loads(texts_of(_CLIP.read_bytes())["merges"])))

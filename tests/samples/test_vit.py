@@ -92,16 +92,6 @@ def test_loaded_trunk_is_the_whole_model_without_its_head(size, upright):
         (lambda: samples.digits(num_test=0), "`num_test` must be at least 1; got 0."),
         (lambda: samples.digits(num_test=1797), "`num_test` must be less than all 1797 digits;"),
         (lambda: samples.digits(domain="raw"), "`domain` must be a function of images, such as"),
-        (
-            lambda: samples.on_canvases(
-                torch.zeros(1, 1, 16, 16),
-                torch.Generator(),
-                domains=["rotated"],
-                smallest=12,
-                largest=20,
-            ),
-            "`domains` must be among plain, inverted, noisy; got rotated.",
-        ),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_choices(call, message):

@@ -57,7 +57,7 @@ def text_encoder(
     Example:
         >>> from fedprompt import samples
         >>> tower = TextTower(samples.clip(), samples.tokenize)
-        >>> names = tower.class_names(["one", "two"])
+        >>> names = tower.class_names(["bird", "tool"])
         >>> check.text_encoder(tower, names).passed
         True
         >>> tower.dim = 7

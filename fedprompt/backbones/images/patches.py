@@ -43,7 +43,7 @@ def image_tokens(
         >>> from fedprompt import samples
         >>> pooled, patches = image_tokens(samples.clip(), torch.zeros(2, 3, 32, 32))
         >>> pooled.shape, patches.shape
-        (torch.Size([2, 64]), torch.Size([2, 64, 64]))
+        (torch.Size([2, 96]), torch.Size([2, 64, 96]))
     """
     from open_clip.modified_resnet import ModifiedResNet
     from open_clip.timm_model import TimmModel

@@ -39,9 +39,9 @@ def zero_shot_classifier(
     Example:
         >>> from fedprompt import samples
         >>> tower = TextTower(samples.clip(), samples.tokenize)
-        >>> templates = ["a photo of a {}.", "a drawing of the {}."]
-        >>> zero_shot_classifier(tower, ["one", "two"], templates).shape
-        torch.Size([2, 64])
+        >>> templates = ["an emoji of a {}.", "a drawing of the {}."]
+        >>> zero_shot_classifier(tower, ["penguin", "tool"], templates).shape
+        torch.Size([2, 96])
 
     References:
         Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",

@@ -23,7 +23,7 @@ DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
     "inverted": lambda images, generator: inverted(images),
     "noisy": noisy,
 }
-"""Visual domains of :func:`on_canvases`, which captions of the CLIP can name."""
+"""Visual domains of `on_canvases`, which captions of the CLIP can name."""
 
 
 def on_canvases(
@@ -37,7 +37,7 @@ def on_canvases(
     """Put digits on cluttered canvases of 32 x 32 pixels, and assign them to domains in turn.
 
     Args:
-        images: Digits in the domain :func:`raw`, in an order that is independent of their labels.
+        images: Digits in the domain `raw`, in an order that is independent of their labels.
         generator: Generator of places, sizes, clutter and noise.
         domains: Names in ``DOMAINS``.
         smallest: Side of the smallest digit in pixels.
@@ -48,18 +48,6 @@ def on_canvases(
 
     Raises:
         ValueError: If a domain is unknown.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> images, domains = samples.on_canvases(
-        ...     samples.digits().test_images[:3],
-        ...     generator,
-        ...     domains=["plain", "noisy"],
-        ...     smallest=16,
-        ...     largest=24,
-        ... )
-        >>> images.shape, domains.tolist()
-        (torch.Size([3, 1, 32, 32]), [0, 1, 0])
     """
     if unknown := set(domains) - DOMAINS.keys():
         raise check.wrong("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))

@@ -1,4 +1,4 @@
-"""The sample CLIP: metadata of its weights, contents of canvases, and captions of images."""
+"""The CLIP of digits: metadata of its weights, contents of canvases, and captions of images."""
 
 import hashlib
 import json
@@ -10,14 +10,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedprompt as fp
-from build_samples import build_clip
-from fedprompt import samples
-from fedprompt.samples import canvas, networks
+from build_samples import build_clip, canvas, digits_clip
 
 
 @pytest.fixture(scope="module")
 def model():
-    return fp.freeze(samples.clip())
+    return fp.freeze(digits_clip.clip())
 
 
 def images(count, seed=0):
@@ -26,7 +24,7 @@ def images(count, seed=0):
 
 
 def test_committed_weights_are_those_their_metadata_describes(model):
-    path = networks._FOLDER / "clip.safetensors"
+    path = digits_clip._CLIP
     with safe_open(path, framework="pt") as file:
         metadata, weights = file.metadata(), load_file(path)
     stored = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
@@ -44,11 +42,11 @@ def test_committed_weights_are_those_their_metadata_describes(model):
 def test_every_sentence_is_written_in_known_words_and_ends_at_the_highest_id():
     texts = [
         form.format(name)
-        for forms in samples.TEMPLATES.values()
+        for forms in digits_clip.TEMPLATES.values()
         for form in forms
         for name in build_clip.NAMES
     ]
-    rows = samples.tokenize(texts)
+    rows = digits_clip.tokenize(texts)
     assert len(set(texts)) == 12 * 47 == len(rows.unique(dim=0))
     assert rows.max() == build_clip.WORDS.index("<eot>") == len(build_clip.WORDS) - 1
     assert len(set(build_clip.WORDS)) == len(build_clip.WORDS)
@@ -61,23 +59,23 @@ def test_every_sentence_is_written_in_known_words_and_ends_at_the_highest_id():
 
 def test_gray_images_are_centered_and_repeated_in_three_channels():
     gray = torch.tensor([[[[0.25, 1.0]]]])
-    assert samples.preprocess(gray).tolist() == [[[[-0.25, 0.5]]] * 3]
+    assert digits_clip.preprocess(gray).tolist() == [[[[-0.25, 0.5]]] * 3]
 
 
 def test_an_unknown_word_is_refused():
     with pytest.raises(
         ValueError, match=r"`texts` must consist of the 48 words .* three .*; got 'heron'"
     ):
-        samples.tokenize(["a photo of a heron."])
+        digits_clip.tokenize(["a photo of a heron."])
 
 
 def test_the_text_tower_gives_the_text_features_of_the_model(model):
     # Whole sentences as token ids give the same features as a context of words before class names.
-    tower = fp.TextTower(model, samples.tokenize)
+    tower = fp.TextTower(model, digits_clip.tokenize)
     context = fp.ContextPrompts(tower.dim, init=tower.words("a photo of a"))
     features = tower(fp.prompted_text(context(), tower.class_names(build_clip.NAMES)))[0]
     whole = model.encode_text(
-        samples.tokenize([f"a photo of a {name}." for name in build_clip.NAMES])
+        digits_clip.tokenize([f"a photo of a {name}." for name in build_clip.NAMES])
     )
     torch.testing.assert_close(features, whole)
 
@@ -85,8 +83,8 @@ def test_the_text_tower_gives_the_text_features_of_the_model(model):
 def test_short_texts_are_encoded_as_in_their_full_length(model):
     texts = ["a noisy drawing of a small A.", "a photo of a three."]
     torch.testing.assert_close(
-        build_clip.encode_text(model, samples.tokenize(texts, 12)),
-        model.encode_text(samples.tokenize(texts)),
+        build_clip.encode_text(model, digits_clip.tokenize(texts, 12)),
+        model.encode_text(digits_clip.tokenize(texts)),
     )
 
 
@@ -121,9 +119,9 @@ def test_clutter_stays_outside_of_the_image_and_an_image_that_fills_the_canvas_h
 
 def test_canvases_are_assigned_to_domains_in_turn():
     ink, generator = images(9), torch.Generator().manual_seed(0)
-    plain, domains = samples.on_canvases(ink, generator, domains=["plain"], smallest=12, largest=20)
+    plain, domains = canvas.on_canvases(ink, generator, domains=["plain"], smallest=12, largest=20)
     assert not domains.any()
-    mixed, domains = samples.on_canvases(
+    mixed, domains = canvas.on_canvases(
         ink,
         torch.Generator().manual_seed(0),
         domains=["plain", "inverted", "noisy"],
@@ -135,3 +133,11 @@ def test_canvases_are_assigned_to_domains_in_turn():
     assert torch.equal(mixed[1::3], 1 - plain[1::3])
     # With 3,072 draws, the standard error of the deviation is 1.3 %.
     assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(0.3, rel=0.1)
+
+
+@pytest.mark.bad_input
+def test_an_unknown_domain_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="`domains` must be among plain, inverted, noisy; got rot"):
+        canvas.on_canvases(
+            images(1), torch.Generator(), domains=["rotated"], smallest=12, largest=20
+        )
