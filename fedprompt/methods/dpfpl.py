@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import register
 
@@ -110,7 +109,8 @@ def dpfpl(
 ) -> fp.Method:
     """DP-FPL."""
     if not setting.steps:
-        raise check.wrong("steps", "be at least 1 for DP-FPL, a step an exchange", setting.steps)
+        got = f"a step an exchange; got {setting.steps}"
+        raise ValueError(f"`steps` must be at least 1 for DP-FPL, {got}.")
     model = setting.new_model()
     draw = setting.stream(0, purpose="private")
     shared = model.context().detach()[0].clone()

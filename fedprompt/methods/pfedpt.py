@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.steps import averaged, take_step
@@ -36,8 +35,9 @@ class _Bordered(nn.Module):
         super().__init__()
         self.network = setting.new_model(prompts=lambda trunk: None)
         if setting.public.ndim != 4:
-            rule = "have the shape of images for pFedPT, such as images[:0]"
-            raise check.wrong("public", rule, tuple(setting.public.shape))
+            raise ValueError(
+                "`public` must have the shape of images for pFedPT, as images[:0] has."
+            )
         channels, *size = setting.public.shape[1:]
         inside = [side - 2 * width for side in size]
         plain = dict[str, Any](mean=[0.0] * channels, std=[1.0] * channels)

@@ -275,7 +275,7 @@ class ClientData:
 
     @property
     def steps(self) -> int:
-        """Number of batches in a round: those of the setting, or of an epoch."""
+        """Number of batches in a round, which the setting has, or of an epoch."""
         if self.setting.steps is None:
             return -(-self.num_examples // self.setting.batch_size)
         return self.setting.steps
