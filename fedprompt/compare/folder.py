@@ -144,11 +144,11 @@ def folder(
             with Dirichlet shares of the classes.
         shots: Number of training images of each class, of all clients together. If None, all.
         base_to_new: Whether clients train on the first half of the classes, and are also tested on
-            the others (:func:`~fedprompt.compare.experiments.base_to_new`).
+            the others (``experiments.base_to_new``).
         leave_one_out: Whether each domain in turn is left out, and the others are clients
-            (:func:`~fedprompt.compare.experiments.leave_one_domain_out`).
+            (``experiments.leave_one_domain_out``).
         test: Folder of further tests, of the same or of other classes
-            (:func:`~fedprompt.compare.experiments.transfer`).
+            (``experiments.transfer``).
         newcomers: Number of clients, the last ones, that never train.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.

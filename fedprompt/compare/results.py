@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,7 @@ class Results:
         """Return a line for each row of which a run failed."""
         return [f"{title} failed: {text}" for title, text in self.failed.items()]
 
-    def save(self, folder: Path, *, command: str = "") -> str:
+    def save(self, folder: str | os.PathLike[str], *, command: str = "") -> str:
         """Write tables (Markdown, CSV), accuracies of clients (CSV) and a picture.
 
         Args:
@@ -111,27 +112,28 @@ class Results:
         Returns:
             A line that says where the files are, and why there is no picture.
         """
-        folder.mkdir(parents=True, exist_ok=True)
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
         below = "\n\n".join(
             [*self.failures(), *([f"    {command}"] if command else []), LOAD, told]
         )
         for name, (found, problem) in self.views().items():
-            stem = folder / f"table-{name}".rstrip("-")
+            stem = place / f"table-{name}".rstrip("-")
             tables.save(found, stem, problem, name, below)
         if listed := self.clients:
             header = list(dict.fromkeys(name for row in listed for name in row))
-            with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+            with (place / "clients.csv").open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, header, lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(listed)
         try:
-            self.plot(folder / "bars.png")
+            self.plot(place / "bars.png")
         except ModuleNotFoundError as error:
-            return f"Tables: {folder}. {error}"
-        return f"Tables and picture: {folder}"
+            return f"Tables: {place}. {error}"
+        return f"Tables and picture: {place}"
 
-    def plot(self, path: str | Path) -> None:
+    def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the mean of each row with its 95 % interval, and its clients as dots.
 
         Args:
@@ -157,7 +159,7 @@ def run(
     methods: Sequence[str | Callable[..., Method]],
     *,
     seeds: int = 3,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     tune: int = 1,
     device: str = "cpu",
     workers: int = 1,
@@ -216,7 +218,7 @@ def run(
 
 
 @contextmanager
-def _folder(out: str | Path | None) -> Iterator[Path]:
+def _folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Make and try the folder of the files, or a temporary one."""
     if out is None:
         with TemporaryDirectory() as folder:

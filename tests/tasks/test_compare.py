@@ -14,7 +14,7 @@ from scipy import stats
 import compare
 import fedprompt as fp
 import private
-from fedprompt.compare import cells, records, tables
+from fedprompt.compare import cells, records, rows, tables
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.hyperparameters import TUNING_SEED
 from fedprompt.compare.rows import Row
