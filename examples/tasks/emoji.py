@@ -13,9 +13,12 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt import samples
+from fedprompt.compare.problems import COLUMNS, NEWCOMERS
+from fedprompt.compare.rows import Row
+from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods import METHODS, ClipSetting
 from tasks.controls import CONTROLS
-from tasks.core import COLUMNS, NEWCOMERS, Images, Machine, Row, Task, Trial
+from tasks.core import Machine, Task
 from tasks.digits import in_turn
 from tasks.tuning import draws
 
@@ -85,21 +88,14 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     # Clients that never train have the highest ids.
     ids = sorted(range(len(owned)), key=lambda k: styles[k] in left)
     first = sum(styles[k] not in left for k in ids)
-    model = samples.clip()
     setting = ClipSetting(
-        clip=model,
-        tower=fp.TextTower(model, samples.tokenize),
+        tower=fp.TextTower(samples.clip(), samples.tokenize),
         class_names=samples.CLASS_NAMES,
-        scale=model.logit_scale.exp().item(),
         template=samples.TEMPLATES[""][0],
         clients=range(first),
-        num_classes=len(samples.CLASS_NAMES),
-        public=train.pixels[:0],
         seed=seed,
         rounds=5 if validate else 10,
         steps=8,
-        cohort_size=first,
-        batch_size=32,
         make_optimizer=torch.optim.Adam,
     )
     trial = Trial.of(
