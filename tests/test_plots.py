@@ -198,7 +198,6 @@ plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a flo
 plots.accuracy_matrix(ones(3), axes=AXES) -> ValueError: `accuracy` must have shape (clients
 plots.accuracy_matrix(ones(0, 3), axes=AXES) -> ValueError: got (0, 3).
 plots.accuracy_matrix(tensor([[50.0, 1]]), axes=AXES) -> ValueError: `accuracy` must lie in [0, 1];
-plots.accuracy_matrix(tensor([[nan]]), axes=AXES) -> ValueError: `accuracy` must lie in [0, 1]; got
 plots.transport_plan(ones(5), eye(4), axes=AXES) -> ValueError: `plan` must have a square number of
 plots.transport_plan(-ones(4), eye(4), axes=AXES) -> ValueError: `plan` must be at least 0; got
 plots.transport_plan(ones(4), ones(4, 8, 8), axes=AXES) -> ValueError: `image` must have shape (3,

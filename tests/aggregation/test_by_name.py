@@ -106,8 +106,6 @@ aggregate_by_name(rules={'a': 3}) -> TypeError: `rules['a']` must be a function 
 aggregate_by_name(rules=3) -> TypeError: `rules` must be a mapping from names, each to a function
 aggregate_by_name(rules={}, default=3) -> TypeError: `default` must be a function of entries; got 3
 update_by_name(rules={'a': 3}) -> TypeError: `rules['a']` must be a server update; got 3 (int)
-update_by_name(rules=[overwrite()]) -> TypeError: `rules` must be a mapping from names, each to a
-update_by_name(rules={}, default=overwrite) -> TypeError: `default` must be a server update; got
 """
 
 

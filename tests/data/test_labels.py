@@ -166,7 +166,6 @@ class Stream(IterableDataset):
 
 
 REFUSED = """
-labels_of(Pairs()) -> TypeError: `dataset` must have its labels in `targets`, `labels` or a column
 labels_of(TensorDataset(*3 * (torch.zeros(2),))) -> TypeError: `dataset` must have its labels in
 labels_of(Stream()) -> TypeError: `dataset` must be a map-style data set, with a length, or labels
 labels_of(3) -> TypeError: `dataset` must be a map-style data set,

@@ -172,18 +172,15 @@ harmonic_mean(torch.nan) -> ValueError: `accuracies[0]` must be finite; got nan.
 harmonic_mean([0.5, 0.6]) -> TypeError: `accuracies[0]` must be a number; got a list of length 2.
 measured(PAIR, predict=lambda batch: batch.argmax(1)) -> TypeError: `predict` must return
 measured(PAIR, num_classes=3) -> ValueError: `predict(inputs)` must have shape (2, 3); got (2, 2)
-measured(PAIR, predict=lambda batch: batch[:1]) -> ValueError: `predict(inputs)` must have shape
 measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got values from 0 to 2.
 measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
 measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair
-measured({'image': 1, 'label': 2}) -> TypeError: `batches[0]` must be a
 measured(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0.
 balanced_accuracy(torch.ones(2, 3)) -> ValueError: `table` must have a row and a column for each
 macro_f1(torch.ones(3)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(torch.zeros(2, 2)) -> ValueError: `table` must count at least one sample; got none
 macro_f1(torch.zeros(0, 0)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(-torch.eye(2)) -> ValueError: `table` must be finite and at least 0; got -1.0.
-macro_f1(torch.full((1, 1), torch.inf)) -> ValueError: `table` must be finite and at least 0; got
 balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of real numbers
 macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
 metrics.attack_success(torch.eye(2), target=2) -> ValueError: `target` must lie in [0, 2); got 2.

@@ -347,7 +347,6 @@ gaussian_noise(ONE, multiplier=1, sensitivity=1e+300, generator=torch.Generator(
 -> ValueError: `payload['a'] with its noise` must be finite; got 6 entries of 6
 from_sum(torch.ones(7), like=ONE) -> ValueError: `vector` must have the shape of `like` as
 from_sum([1.0] * 8, like=ONE) -> TypeError: `vector` must be a floating-point tensor of shape
-from_sum(torch.ones(8).long(), like=ONE) -> TypeError: `vector` must be a floating-point tensor
 from_sum(torch.full((8,), torch.nan), like=ONE) -> ValueError: `vector` must be finite; got 8
 from_sum(-torch.ones(8), like=ONE) -> ValueError: `vector as total weights of 'a'` must be
 from_sum(torch.ones(8), like={}) -> ValueError: `like` must hold at least one name; got none
