@@ -262,3 +262,26 @@ def test_two_programs_append_to_one_file(tmp_path):
         os._exit(0)
     os.waitpid(child, 0)
     assert len(records.read(path)) == 2 * size
+
+
+def test_a_method_that_fails_later_is_named_and_the_others_have_their_table(gallery):
+    def breaks(setting, *, learning_rate=0.01):
+        method = methods.fedprox(setting, learning_rate=learning_rate)
+
+        def client(data, answer, state):
+            if data.server_round:
+                raise ArithmeticError("no second round")
+            return method.client(data, answer, state)
+
+        return method._replace(client=client)
+
+    images, labels, tests, test_labels = samples.digits()
+    setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=2)
+    clients = dict(enumerate(torch.arange(60).split(20)))
+    held_out = methods.HeldOut(tests[:60], test_labels[:60])
+    problem = compare.problem(images, labels, clients, held_out, setting=setting)
+    found = compare.run(problem, ["head_tuning", breaks], seeds=1)
+    assert "no second round" in found.failed["Breaks"]
+    assert str(found).endswith(f"Breaks failed: {found.failed['Breaks']}")
+    assert {record["row"] for record in found.found} == {"Head tuning", "Training alone"}
+    assert all(record["worst"] <= record["own"] for record in found.found)
