@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn as nn
@@ -14,6 +14,8 @@ import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt.interfaces import PromptInjector, TrainableTrunk, Trunk
 from fedprompt.methods.setting import Setting
+
+_Clip = TypeVar("_Clip", bound="ClipSetting")
 
 Tune = Callable[[nn.Module], tuple[nn.Module, list[nn.Parameter]]]
 """Function from a model to a copy and its trained parameters."""
@@ -303,7 +305,7 @@ class ClipSetting(Setting):
         for label, texts in enumerate(self.attributes):
             check.texts(f"attributes[{label}]", texts)
 
-    def completed(self, clients: Iterable[int], class_names: Sequence[str] = ()) -> Self:
+    def completed(self: _Clip, clients: Iterable[int], class_names: Sequence[str] = ()) -> _Clip:
         """Return a setting of these clients and class names, if this one has none."""
         if not class_names or class_names == self.class_names:
             self._check_names()
@@ -312,7 +314,7 @@ class ClipSetting(Setting):
             raise check.wrong("class_names", "be those of the setting", check.kind(class_names))
         return replace(self, class_names=class_names).completed(clients)
 
-    def renamed(self, class_names: Sequence[str]) -> Self:
+    def renamed(self: _Clip, class_names: Sequence[str]) -> _Clip:
         """Return the same setting of other classes, which have no attributes."""
         if self.attributes is not None:
             rule = "be those of the setting, whose `attributes` describe them"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ __getattr__ = moved(
 )
 
 _Module = TypeVar("_Module", bound=nn.Module)
+_Given = TypeVar("_Given", bound="Setting")
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels."""
@@ -124,7 +125,7 @@ class Setting:
     def _check_classes(self) -> None:
         check.count("num_classes", self.num_classes)
 
-    def completed(self, clients: Iterable[int], class_names: Sequence[str] = ()) -> Self:
+    def completed(self: _Given, clients: Iterable[int], class_names: Sequence[str] = ()) -> _Given:
         """Return a setting of these clients, or this one if it names its own.
 
         Args:

@@ -90,3 +90,10 @@ def test_a_record_without_a_later_hyperparameter_is_that_of_its_default():
         cells.key(each, cell.problem) for each in (old | {"values": {}}, old, other)
     )
     assert bare == old == cell.key() != other
+
+
+def test_a_device_is_part_of_a_key_and_a_record_without_one_was_made_on_the_cpu():
+    row = Row.of("local")
+    one, other = (Cell(TASKS["digits"], "few", row, 0, None, Machine(of)) for of in ("cpu", "cuda"))
+    assert "device" not in one.named()
+    assert one.key() == cells.key(one.named() | {"device": "cpu"}, one.problem) != other.key()

@@ -121,6 +121,7 @@ def test_workers_ranks_and_a_continued_run_have_the_same_figures(images, vit, tm
     assert sorted(path.read_text().splitlines()) == lines[0]
 
 
+@pytest.mark.unhooked  # methods of CLIP take a setting that their annotations do not name
 def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     images = write(tmp_path, "{split}/{name}", 9, ("five", "four", "nine", "one"))
     tower = fp.TextTower(samples.clip(), samples.tokenize)
@@ -230,7 +231,7 @@ def test_a_mistake_ends_with_one_line_before_anything_runs(
 def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     monkeypatch.delitem(__import__("sys").modules, "fedprompt.compare.pictures", raising=False)
-    problem = compare.Problem(title="a", partitions={"": "b"}, rows=lambda of: [], make=None)
+    problem = compare.Problem(title="a", partitions={"": "b"}, rows=lambda of: [], make=print)
     at = {"task": "own", "partition": "", "trial": None, "values": {}, "seed": 0, "backward": 1}
     found = [at | {"row": "A", "own": 0.5, "full": 0.5, "worst": 0.5}]
     said = compare.Results(problem, found).save(tmp_path)
@@ -261,3 +262,26 @@ def test_two_programs_append_to_one_file(tmp_path):
         os._exit(0)
     os.waitpid(child, 0)
     assert len(records.read(path)) == 2 * size
+
+
+def test_a_method_that_fails_later_is_named_and_the_others_have_their_table(gallery):
+    def breaks(setting, *, learning_rate=0.01):
+        method = methods.fedprox(setting, learning_rate=learning_rate)
+
+        def client(data, answer, state):
+            if data.server_round:
+                raise ArithmeticError("no second round")
+            return method.client(data, answer, state)
+
+        return method._replace(client=client)
+
+    images, labels, tests, test_labels = samples.digits()
+    setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=2)
+    clients = dict(enumerate(torch.arange(60).split(20)))
+    held_out = methods.HeldOut(tests[:60], test_labels[:60])
+    problem = compare.problem(images, labels, clients, held_out, setting=setting)
+    found = compare.run(problem, ["head_tuning", breaks], seeds=1)
+    assert "no second round" in found.failed["Breaks"]
+    assert str(found).endswith(f"Breaks failed: {found.failed['Breaks']}")
+    assert {record["row"] for record in found.found} == {"Head tuning", "Training alone"}
+    assert all(record["worst"] <= record["own"] for record in found.found)
