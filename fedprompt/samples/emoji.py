@@ -89,7 +89,7 @@ def emoji() -> tuple[Emoji, Emoji]:
     with np.load(Path(__file__).with_name("emoji.npz")) as file:
         values = {name: file[name] for name in file.files}
     colors = np.take_along_axis(values["palettes"], values["pixels"].reshape(-1, 1024, 1), 1)
-    images = torch.from_numpy(colors).float().div(255).mT.unflatten(2, (32, 32)).contiguous()
+    images = torch.from_numpy(colors).float().div(255).mT.reshape(-1, 3, 32, 32)
     labels, styles = (torch.from_numpy(values[name]).long() for name in ("labels", "styles"))
     names = json.loads(str(values["names"]))
 
