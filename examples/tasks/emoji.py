@@ -43,12 +43,16 @@ PARTITIONS = {
 def sides(inputs: str, validate: bool) -> tuple[Images, Images]:
     """Return training and test emoji as tokens of the CLIP, the pooled one first, or as images.
 
-    With `validate`, every fourth concept of the training emoji takes the place of the test emoji.
+    With `validate`, a quarter of the nouns of the training emoji take the place of the test emoji.
     """
     train, test = samples.emoji()
     if validate:
-        number = {name: k for k, name in enumerate(sorted(set(train.names)))}
-        held = torch.tensor([number[name] % 4 == 0 for name in train.names])
+        nouns = [name.split()[-1] for name in train.names]  # "guide dog" is a dog
+        of_class: dict[int, list[str]] = {}
+        for noun, label in sorted(dict(zip(nouns, train.labels.tolist(), strict=True)).items()):
+            of_class.setdefault(label, []).append(noun)
+        drawn = {noun for members in of_class.values() for noun in members[::4]}
+        held = torch.tensor([noun in drawn for noun in nouns])
         known = Images(train.images, train.labels, train.styles)
         chosen = [known.at(~held), known.at(held)]
     else:
