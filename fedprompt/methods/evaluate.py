@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from fedprompt._seals import Seal, check_seals
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import Prediction
-from fedprompt.methods.setting import ClientData, Federation, Inputs, Setting, check_inputs, owned
+from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned
 from fedprompt.methods.steps import take_step
 from fedprompt.rounds import moved, refuse_autocast
 from fedprompt.wire.gather import on_all_ranks, rank_of, ranks_of
@@ -313,9 +313,9 @@ class _OtherClasses(Federation):
     def __post_init__(self) -> None:
         """Labels are of the learned classes, so they are not checked."""
 
-    def data(self, client: int, server_round: int) -> ClientData:
+    def data(self, client: int, server_round: int) -> Any:
         """Return the data of a client, of which only the names of its classes can be read."""
-        return cast(ClientData, _NoInputs(self.setting, client, server_round))
+        return _NoInputs(self.setting, client, server_round)
 
     def model(self, method: Method, now: Round, client: int, tests: "_Tests") -> Any:
         """Return the model of a client, if what it learned predicts any number of classes."""

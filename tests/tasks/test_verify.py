@@ -8,7 +8,6 @@ import torch
 
 import compare
 from fabricated import fabricate, unchecked
-from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError
 from other_device import other_device
 from tasks import papers, verify
@@ -137,9 +136,17 @@ FAULTS = [
     ("labels", "kind 000, kind 001", {"data": CYCLE}),
     ("activation", "force_quick_gelu", {"clip": plain_gelu}),
     ("text", "same features", {"data": renamed(0, 1, 2, 2, *range(4, 10))}),
-    ("first steps", "not decrease", {"row": Row("frozen", "promptfl", {"learning_rate": 0.0})}),
+    (
+        "first steps",
+        "not decrease",
+        {"row": papers.PaperRow("frozen", "promptfl", {"learning_rate": 0.0})},
+    ),
     ("first steps", "far from chance", {"after": lambda case: setattr(case.run, "scale", 1e4)}),
-    ("shrunk run", "`rank`", {"row": Row("odd", "fedpgp", {"learning_rate": 1e-3, "rank": 0})}),
+    (
+        "shrunk run",
+        "`rank`",
+        {"row": papers.PaperRow("odd", "fedpgp", {"learning_rate": 1e-3, "rank": 0})},
+    ),
 ]
 
 
