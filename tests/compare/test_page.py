@@ -7,6 +7,7 @@ from pathlib import Path
 from fedprompt.compare import command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "your-folder.md").read_text()
+PAGE = PAGE.replace("\\\n", "")  # commands of several lines
 
 
 def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
