@@ -36,8 +36,10 @@ from build_samples.build import new_model, save
 from build_samples.build_clip import encode_text
 from build_samples.emoji import SIDE, STYLES, Emoji, load
 from build_samples.emoji_division import PRETRAINING, SPLITS, division
+from fedprompt._trees import texts_of
 from fedprompt.samples._words import END, WordPieces, words_of
 
+TEXT = Path(__file__).with_name("emoji_text.safetensors")
 RECIPE = "1"
 BATCH = 128
 LENGTH = 24  # ids of a text
@@ -188,6 +190,18 @@ def dino(sizes: Sizes, vocabulary: int, weights: Path, seed: int = 0) -> open_cl
     trunk.load_state_dict(checkpoint_filter_fn(state, trunk), strict=False)
     model.visual.image_size = (SIDE, SIDE)
     return model
+
+
+def large(weights: Path) -> tuple[open_clip.model.CLIP, WordPieces]:
+    """Load the large network: the committed text tower, and DINOv2 from a file of timm.
+
+    Its images have 84 x 84 pixels, normalized as for DINOv2, and 36 patches.
+    """
+    tokenize = WordPieces(tuple(json.loads(texts_of(TEXT.read_bytes())["merges"])))
+    model = dino(LARGE, tokenize.size, weights)
+    state = {name: value.float() for name, value in load_file(TEXT).items()}
+    model.load_state_dict({**model.state_dict(), **state})
+    return model, tokenize
 
 
 @torch.inference_mode()
