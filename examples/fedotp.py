@@ -1,8 +1,7 @@
 """FedOTP: each client has one text context that all share and one that it keeps.
 
-Five clients hold emoji of different classes. Both contexts describe every class to a frozen CLIP,
-and optimal transport divides the patches of an image between the two
-descriptions (Li et al., CVPR 2024)::
+Five clients hold emoji of different classes. Optimal transport divides the patches of an image
+between the two contexts (Li et al., CVPR 2024)::
 
     python examples/fedotp.py
 """
@@ -42,9 +41,8 @@ def federate(
         return tower(fp.prompted_text(contexts, names))
 
     values = fp.snapshot(clients[0], only=["shared"]) if "shared" in parts else {}
-    server = fp.overwrite()
+    server, name = fp.overwrite(), " + ".join(parts)
     state = server.init(values)
-    name = " + ".join(parts)
     for server_round in (bar := tqdm(range(federation.rounds), name, unit="round")):
         payloads = []
         for k, client in enumerate(clients):
@@ -63,42 +61,30 @@ def federate(
         accuracy = []
         for k, client in enumerate(clients):
             fp.load_values(client, values)
-            with torch.no_grad():
-                text = text_of(client)
+            text = text_of(client).detach()
             accuracy.append(federation.accuracy(partial(match, text=text), k))
-        mean = sum(accuracy) / NUM_CLIENTS
-        bar.write(f"{name}, round {server_round + 1}: {100 * mean:.1f} %")
-    return mean
+        bar.write(f"{name}, round {server_round + 1}: {100 * np.mean(accuracy):.1f} %")
+    return float(np.mean(accuracy))
 
 
-def emoji(clip: nn.Module, *, quick: bool) -> digits.Federation:
+@torch.no_grad()
+def emoji(clip: nn.Module, quick: bool) -> digits.Federation:
     """Divide the sample emoji over clients by their classes, and encode their patches once."""
     torch.set_num_threads(1)  # the network is tiny: more threads are slower
-    train, test = (
-        (side.images[:limit], side.labels[:limit])
-        for side, limit in zip(samples.emoji(), (400, 100) if quick else (None, None), strict=True)
-    )
-
-    def patches_of(images: Tensor) -> Tensor:
-        return fp.image_tokens(clip, samples.preprocess(images))[1]
-
-    patches, test_patches = (
-        fp.precompute(patches_of, images, batch_size=256) for images, _ in (train, test)
-    )
-    draw, count = np.random.default_rng(0), len(samples.CLASS_NAMES)
-    found = fp.data.dirichlet(train[1], NUM_CLIENTS, alpha=0.3, min_size=20, generator=draw)
-    shards = list(map(torch.from_numpy, found))
+    sides = list[Tensor]()
+    for side, few in zip(samples.emoji(), (400, 100), strict=True):
+        images, labels = (part[: few if quick else None] for part in side[:2])
+        parts = samples.preprocess(images).split(256)
+        sides += [torch.cat([fp.image_tokens(clip, part)[1] for part in parts]), labels]
+    draw, classes = np.random.default_rng(0), len(samples.CLASS_NAMES)
+    shards = fp.data.dirichlet(sides[1], NUM_CLIENTS, alpha=0.3, min_size=20, generator=draw)
     length = (2, 4) if quick else (15, 8)
-    return digits.Federation(
-        patches, train[1], test_patches, test[1], shards, *length, None, num_classes=count
-    )
+    return digits.Federation(*sides, list(map(torch.from_numpy, shards)), *length, None, classes)
 
 
 def main() -> None:
-    quick = digits.parser(__doc__).parse_args().quick
-    clip = samples.clip()
-    tower = fp.TextTower(clip, samples.tokenize)
-    federation = emoji(clip, quick=quick)
+    clip, quick = samples.clip(), digits.parser(__doc__).parse_args().quick
+    tower, federation = fp.TextTower(clip, samples.tokenize), emoji(clip, quick)
     solver, scale = partial(fp.transport.newton, epsilon=0.1), clip.logit_scale.exp().item()
     match = partial(fp.transport_logits, solver=solver, mass=0.8, scale=scale)
     run = partial(federate, federation, tower, match)

@@ -112,7 +112,7 @@ def network(
         >>> from fedprompt import samples
         >>> made = network(TextTower(samples.clip(), samples.tokenize), "clip")
         >>> made.size, made.tokens(torch.zeros(1, 3, 32, 32)).shape
-        (32, torch.Size([1, 65, 64]))
+        (32, torch.Size([1, 65, 96]))
     """
     if kind not in ("vit", "clip"):
         raise check.wrong("kind", 'be "vit" or "clip"', repr(kind))
