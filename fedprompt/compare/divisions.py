@@ -1,7 +1,7 @@
 """Division of the images of a folder over clients, by a word such as ``dirichlet:0.3:10``."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -21,26 +21,29 @@ KINDS: dict[str, tuple[Callable[[str], int | float], ...]] = {
 """Types of the numbers of each kind of division."""
 RULE = "be domains, folders, iid:N, dirichlet:ALPHA:N or pathological:K:N"
 SHARE = 0.2
-"""Share of the images of each client and class that is for testing, if the folder has no split."""
+"""Share of the images of each domain and class that is for testing, if the folder has no split."""
 
 
 class Division(NamedTuple):
-    """Training and test images of clients.
+    """Inputs of the clients for one seed.
 
     Attributes:
+        train: Positions of the training inputs of each client.
+        own: Positions of the test inputs of each client; a small client may have none. If None,
+            the mean on all tests counts by the client's mix of classes.
         names: Names of the clients: their domains, or numbers.
-        train: Positions of the training images of each client in the folder.
-        test: Positions of the test images of each client; a small client may have none.
     """
 
-    names: tuple[str, ...]
-    train: list[Indices]
-    test: list[Indices]
+    train: Sequence[Any]
+    own: Sequence[Any] | None
+    names: Sequence[str]
 
     def __str__(self) -> str:
-        """List the numbers of images of each client."""
-        sizes = zip(self.names, map(len, self.train), map(len, self.test), strict=True)
-        return "\n".join(f"  client {name}: train {own}, test {test}" for name, own, test in sizes)
+        """List the numbers of training and test inputs of each client."""
+        sizes = zip(self.names, self.train, self.own or self.train, strict=True)
+        return "\n".join(
+            f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes
+        )
 
 
 def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> Division:
@@ -51,9 +54,7 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
     ``pathological:K:N`` gives each of N clients K classes.
 
     Test images are the split ``test`` of the folder, otherwise ``val``. A client is tested on the
-    images of its domain, or on a part of the test images with its shares of the classes. If the
-    folder has neither split, a fifth of the images of each client and class is held out for tests,
-    drawn with seed 0, and at least one of two.
+    images of its domain, or on a part of the test images with its shares of the classes.
 
     Args:
         folder: Images.
@@ -85,12 +86,10 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
         except ValueError as error:
             rule = f"fit {len(train)} training images of {len(folder.class_names)} classes"
             raise ValueError(f"`--clients {clients}` must {rule}: {error}") from error
-    if not len(test):
-        parts = _held_out_parts(folder, parts[0])
     for name, part in zip(names, parts[0], strict=True):
         check.some("--clients", len(part), f"give client {name} training images")
     check.some("--clients", sum(map(len, parts[1])), "leave some client test images")
-    return Division(names, *parts)
+    return Division(parts[0], parts[1], names)
 
 
 def sides(folder: Folder) -> tuple[Indices, Indices]:
@@ -135,21 +134,6 @@ def _by_numbers(
     else:
         classes = int(first)
         shards = data.pathological(labels, count, classes_per_client=classes, generator=generator)
-    parts = [[train[shard] for shard in shards]]
-    if len(test):
-        shares = data.class_shares(labels, shards, len(folder.class_names))
-        tests = data.allocate(folder.labels[test], shares, min_size=0, generator=generator)
-        parts.append([test[part] for part in tests])
-    return parts
-
-
-def _held_out_parts(folder: Folder, parts: list[Indices]) -> list[list[Indices]]:
-    """Hold out a share of the images of each client and class."""
-    owned = np.concatenate(parts)
-    client = np.repeat(np.arange(len(parts)), list(map(len, parts)))
-    cells = client * len(folder.class_names) + folder.labels[owned]
-    tested = held_out(cells, SHARE, np.random.default_rng(0))
-    return [
-        [np.sort(owned[(client == c) & side]) for c in range(len(parts))]
-        for side in (~tested, tested)
-    ]
+    shares = data.class_shares(labels, shards, len(folder.class_names))
+    tests = data.allocate(folder.labels[test], shares, min_size=0, generator=generator)
+    return [[train[shard] for shard in shards], [test[part] for part in tests]]

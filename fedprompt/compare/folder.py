@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedprompt import data, features
 from fedprompt.compare import divisions, experiments, own
+from fedprompt.compare.divisions import Division
 from fedprompt.compare.images import decoded, stamp
-from fedprompt.compare.own import Chosen, Data, Division
+from fedprompt.compare.own import Chosen, Data
 from fedprompt.compare.pipeline import Preparation, prepared_trunk
 from fedprompt.compare.pretrained import Network, network
 from fedprompt.compare.problems import Problem
@@ -148,7 +149,7 @@ def folder(
         leave_one_out: Whether each domain in turn is left out, and the others are clients
             (``experiments.leave_one_domain_out``).
         test: Folder of further tests, of the same or of other classes
-            (``experiments.transfer``).
+            (``experiments.transfer``). Without a split, all of its images are tests.
         newcomers: Number of clients, the last ones, that never train.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
@@ -190,7 +191,8 @@ def folder(
     say("\n".join(map(str, found)))
     made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
     where = Path(mkdtemp() if cache is None else cache)
-    stores = [stored(each, made, where, skip) for each in found]
+    shares = divisions.SHARE, 1  # of another folder without a split, all images are tests
+    stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     title = f"{Path(root).resolve().name}, {made.name}"
@@ -202,7 +204,7 @@ def _problem(
     stores: Sequence[Store], given: Mapping[str, Any], title: str, say: Callable[[str], object]
 ) -> Problem:
     """Make the problem of images, and of further tests, from the arguments of :func:`folder`."""
-    store, made = stores[0], stores[0].network
+    store = stores[0]
     if given["leave_one_out"] and len(store.folder.domain_names) < 2:
         raise CompareError("`leave_one_out` needs a folder with two domains or more.")
     parts = parts_of(store, given["base_to_new"], given["leave_one_out"])
@@ -215,7 +217,7 @@ def _problem(
     clients = given["clients"] or usual
     divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
-    say(f"clients {clients}, seed 0\n{described(division)}")
+    say(f"clients {clients}, seed 0\n{division}")
     if given["newcomers"] >= (count := len(division.train)):
         raise CompareError(
             f"`newcomers` must be below {count}, the clients; got {given['newcomers']}."
@@ -229,7 +231,7 @@ def _problem(
         for name, part in parts.items()
     }
     same = ("shots", "base_to_new", "leave_one_out", "newcomers", "template")
-    identity = [*(stamp(each.folder) for each in stores), made.identity, made.size, clients, budget]
+    identity = [*map(identified, stores), clients, budget]
     columns, compared = columns_of(given["base_to_new"], given["leave_one_out"], len(stores) > 1)
     words = {name: f"{part.words}{clients}" for name, part in parts.items()}
     identity.append([given[name] for name in same])
@@ -240,12 +242,6 @@ def _problem(
 def _again(root: Hashable, given: tuple[tuple[str, Any], ...]) -> Problem:
     """Make the problem in another process, once for all of its cells."""
     return folder(cast(Any, root), **dict(given))
-
-
-def described(division: Division) -> str:
-    """List the numbers of training and test images of each client."""
-    sizes = zip(division.names, division.train, division.own or division.train, strict=True)
-    return "\n".join(f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes)
 
 
 def columns_of(
@@ -263,15 +259,24 @@ def columns_of(
     return columns, compared
 
 
-def stored(found: data.Folder, made: Network, cache: Path, skip: bool) -> Store:
-    """Decode the images of a folder once, and give a folder without a split its tests."""
+def stored(found: data.Folder, share: float, made: Network, cache: Path, skip: bool) -> Store:
+    """Decode the images of a folder once, and draw tests of a folder without a split."""
     cache.mkdir(parents=True, exist_ok=True)
     pixels, found = decoded(found, cache, size=made.size, skip=skip)
     if not len(divisions.sides(found)[1]):
         cells = found.domains * len(found.class_names) + found.labels
-        tested = divisions.held_out(cells, divisions.SHARE, np.random.default_rng(0))
+        tested = divisions.held_out(cells, share, np.random.default_rng(0))
         found = replace(found, split=np.where(tested, "test", "train"))
     return Store(pixels, found, made, cache)
+
+
+def identified(store: Store) -> list[object]:
+    """Return what tells the images, labels and network of a store from others."""
+    made, found = store.network, store.folder
+    read = found.labels, found.domains, found.split == "test", found.split == "val"
+    names = found.class_names, found.domain_names
+    prepared = made.identity, made.size, made.mean, made.std, made.interpolation
+    return [stamp(found), *(own.stamp(torch.from_numpy(part)) for part in read), names, prepared]
 
 
 def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, Part]:
@@ -324,8 +329,8 @@ def divided(
         few = experiments.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
-    own = [[chosen[part] for part in side] for side in (parts.train, parts.test)]
-    return Division(own[0], own[1], parts.names)
+    train, own = ([chosen[part] for part in side] for side in (parts.train, parts.own or ()))
+    return Division(train, own, parts.names)
 
 
 def data_of(

@@ -3,19 +3,21 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt.compare import alone
 from fedprompt.compare.advice import advice
-from fedprompt.compare.divisions import held_out
+from fedprompt.compare.divisions import Division, held_out
 from fedprompt.compare.problems import NEWCOMERS, Problem, Record
 from fedprompt.compare.rows import Row, fits
 from fedprompt.compare.trials import Further, Machine, Trial
@@ -29,21 +31,6 @@ NUM_PUBLIC = 100
 """Largest number of training inputs that methods with public data have without labels."""
 COHORT = 10
 """Largest number of clients in a round, if the setting has none."""
-
-
-class Division(NamedTuple):
-    """Inputs of the clients for one seed.
-
-    Attributes:
-        train: Positions of the training inputs of each client.
-        own: Positions of the test inputs of each client, or None: then the mean on all tests counts
-            by the client's mix of classes.
-        names: Names of the clients.
-    """
-
-    train: Sequence[Any]
-    own: Sequence[Any] | None
-    names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -208,7 +195,11 @@ def problem(
         divide=divide,
         newcomers=newcomers,
     )
-    stamped = [_stamp(inputs), _stamp(labels), _stamp(tests.inputs), repr(setting)]
+    division = divide(np.random.default_rng(0))
+    stamped = [stamp(first(*side)) for side in ((inputs, labels), (tests.inputs, tests.labels))]
+    stamped += [stamp(labels), stamp(tests.labels), told(setting), newcomers]
+    stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.train]
+    stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.own or ()]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
     return of_data({"": title}, lambda partition: data, columns, stamped, title=title)
 
@@ -221,10 +212,24 @@ def recommended(problem: Problem, found: Sequence[Record], partition: str) -> li
     return [text] if text.startswith("**") else []
 
 
-def _stamp(values: object) -> str:
-    """Return a hash of a tensor, or of the text of another object."""
-    found = values.numpy(force=True).tobytes() if isinstance(values, Tensor) else repr(values)
-    return hashlib.sha256(found if isinstance(found, bytes) else found.encode()).hexdigest()[:12]
+def stamp(values: Tensor | str) -> str:
+    """Return a hash of a tensor or a text."""
+    found = values.encode() if isinstance(values, str) else values.numpy(force=True).tobytes()
+    return hashlib.sha256(found).hexdigest()[:12]
+
+
+def first(inputs: Inputs, labels: Tensor) -> Tensor:
+    """Return all inputs of a tensor, and up to 64 of inputs that are read when they are needed."""
+    places = torch.linspace(0, len(labels) - 1, min(len(labels), 64)).long()
+    return inputs if isinstance(inputs, Tensor) else inputs[places]
+
+
+def told(setting: Setting) -> list[str]:
+    """Describe a setting and its frozen networks, the same in each process."""
+    frozen = [*getattr(setting, "trunks", ()), *filter(None, [getattr(setting, "tower", None)])]
+    fields = {n: v for n, v in vars(setting).items() if n not in ("trunks", "tower", "clip")}
+    text = re.sub(r" at 0x\w+", "", repr(fields))
+    return [text, *(fp.fingerprint(each)["weights"] for each in frozen)]
 
 
 def of_data(
@@ -242,7 +247,7 @@ def of_data(
     family = "CLIP" if isinstance(first.setting, ClipSetting) else "one model"
     if first.setting.num_backbones > 1:
         family = "mixed models"
-    stamp = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()[:12]
+    inputs = [stamp(json.dumps(identity, default=str))]
 
     def make(partition: str, row: Row, **where: Any) -> Trial:
         return data(partition).trial(row, **where)
@@ -262,6 +267,6 @@ def of_data(
         references={"training alone": alone.TITLES},
         compared=compared,
         notes=recommended,
-        inputs=lambda partition, machine: {"inputs": [stamp]},
+        inputs=lambda partition, machine: {"inputs": inputs},
         again=again,
     )

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -128,7 +128,7 @@ def network(
         name, load = _from_file(flag, name if file else "", path, size)
         try:
             with _offline():
-                made = load()
+                made = replace(load(), name=name)  # without "local-dir:"
         except Exception as error:
             got = f"{path}, damaged or of another network ({_line(error)})"
             raise check.wrong(flag, f"have a file of the weights of {name}", got) from error
@@ -226,7 +226,6 @@ def _from_file(
     flag: str, name: str, path: Path, size: int | None
 ) -> tuple[str, Callable[[], Network]]:
     """Return the name of a network, and the function that loads it from a file or a folder."""
-    import open_clip
     import timm
 
     if path.is_dir() and ("/" in name or not name):
@@ -237,10 +236,12 @@ def _from_file(
             return str(path), partial(_timm, f"local-dir:{path}", size)
         return name or str(path), partial(_transformers, name or str(path), flag[2:], str(path))
     name = name or path.name.removesuffix(path.suffix)
-    if name.partition(":")[0] in open_clip.list_models():
-        return name, partial(_open_clip, name, size, str(path))
     if flag == "--vit" and timm.is_model(name):
         return name, partial(_timm, name, size, pretrained_cfg_overlay={"file": str(path)})
+    import open_clip  # takes seconds
+
+    if name.partition(":")[0] in open_clip.list_models():
+        return name, partial(_open_clip, name, size, str(path))
     known = open_clip.list_models() if flag == "--clip" else timm.list_models()
     rule = f"name the network of a file, such as {_example(flag).partition(':')[0]}=FILE"
     raise check.wrong(flag, rule, _similar(name, known))
@@ -269,16 +270,23 @@ def _by_name(flag: str, name: str, size: int | None) -> Network:
 
 def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Network], str, str]:
     """Return the function that loads a name, the address of its weights, and their file."""
-    import open_clip
     import timm
     from huggingface_hub import constants
-    from open_clip.constants import HF_SAFE_WEIGHTS_NAME
 
     hub = constants.ENDPOINT
     if "/" in name:
         files = "config.json, preprocessor_config.json, model.safetensors"
         files += " and the files of the tokenizer" * (flag == "--clip")
         return partial(_transformers, name, flag[2:], name), f"{hub}/{name}", files
+    if flag == "--vit" and timm.is_model(name) and (made := timm.get_pretrained_cfg(name)):
+        _check_transformer(flag, name)
+        address = f"{hub}/{made.hf_hub_id}" if made.hf_hub_id else str(made.url or "")
+        file = made.hf_hub_filename or "model.safetensors"
+        if address:
+            return partial(_timm, name, size), address, file
+    import open_clip  # takes seconds
+    from open_clip.constants import HF_SAFE_WEIGHTS_NAME
+
     architecture, _, tag = name.partition(":")
     if architecture in open_clip.list_models():
         found = open_clip.get_pretrained_cfg(architecture, tag)
@@ -291,12 +299,6 @@ def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Networ
         address = f"{hub}/{folder}" if folder else found["url"]
         file = file or (HF_SAFE_WEIGHTS_NAME if folder else address.rpartition("/")[2])
         return partial(_open_clip, name, size), address, file
-    if flag == "--vit" and timm.is_model(name) and (made := timm.get_pretrained_cfg(name)):
-        _check_transformer(flag, name)
-        address = f"{hub}/{made.hf_hub_id}" if made.hf_hub_id else str(made.url or "")
-        file = made.hf_hub_filename or "model.safetensors"
-        if address:
-            return partial(_timm, name, size), address, file
     known = open_clip.list_models() if flag == "--clip" else timm.list_models(pretrained=True)
     raise check.wrong(flag, f"name a network, such as {_example(flag)}", _similar(name, known))
 

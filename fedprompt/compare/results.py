@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -272,7 +273,14 @@ class _Runner:
                 raise
             except Exception as error:  # of any method, such as one of a user
                 name = row.title if row.method == "longer" else row.method
-                wrong.append(f"{name}: {_line(error)}")
+                frames = traceback.extract_tb(error.__traceback__)
+                own = {str(path.resolve()) for path in self.files}
+                at = [
+                    f" ({Path(f.filename).name}, line {f.lineno})"
+                    for f in frames
+                    if f.filename in own
+                ]
+                wrong.append(f"{name}: {_line(error)}{''.join(at[-1:])}")
         if wrong:
             raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 
@@ -330,7 +338,9 @@ class _Runner:
 
 def _line(error: Exception) -> str:
     """Return the first line of an error, without its full stop."""
-    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    kind = type(error).__name__
+    line = str(error).partition("\n")[0].rstrip(".")
+    return f"{kind}: {line}" if line and isinstance(error, KeyError) else line or kind
 
 
 def rehearse(problem: Problem, row: Row, machine: Machine) -> None:

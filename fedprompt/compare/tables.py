@@ -179,8 +179,8 @@ def titled(found: Sequence[Record], problem: Problem, partition: str) -> str:
     counts = sorted({len(seeds) for seeds in by_row.values()})
     shares = {record.get("shrink", 1) for seeds in by_row.values() for record in seeds}
     shrunk = "".join(f", {share:g} of the rounds and images" for share in shares - {1})
-    seeds = " or ".join(map(str, counts))
-    title = f"{problem.title}, {problem.partitions[partition]}, {seeds} seeds{shrunk}"
+    seeds, words = " or ".join(map(str, counts)), "seed" if counts == [1] else "seeds"
+    title = f"{problem.title}, {problem.partitions[partition]}, {seeds} {words}{shrunk}"
     header, body = rows(found, problem, partition)
     sent = [header.index(COSTS["bytes_up"])] if COSTS["bytes_up"] in header else []
     first = sorted({*range(min(WIDTH - len(sent), len(header))), *sent})

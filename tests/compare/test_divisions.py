@@ -28,52 +28,31 @@ def counts(given, parts):
     return [np.bincount(given.labels[part], minlength=classes).tolist() for part in parts]
 
 
-@pytest.mark.parametrize("clients", ["domains", "folders"])
-def test_domains_are_clients_with_a_fifth_of_each_class_for_testing(clients):
-    """Classes of 10, 4, 2 and 1 images: 2, 1, 1 and 0 are held out."""
-    labels = [0] * 10 + [1] * 4 + [1] * 2 + [0]
-    given = folder(labels, [0] * 14 + [1] * 3, names=("art", "photo"))
-    found = divided(given, clients)
-    assert found.names == ("art", "photo")
-    assert counts(given, found.test) == [[2, 1], [0, 1]]
-    assert counts(given, found.train) == [[8, 3], [1, 1]]
-    assert sorted(np.concatenate(found.train + found.test)) == list(range(17))
-    other = divided(given, clients, seed=1)  # tests are drawn with seed 0 in any case
-    assert [part.tolist() for part in other.test] == [part.tolist() for part in found.test]
-    assert str(found) == "  client art: train 11, test 3\n  client photo: train 2, test 1"
-
-
 def test_domains_keep_their_own_test_images():
     split = ["train", "train", "val", "test"] * 3
     given = folder([0, 1, 0, 1] * 3, np.arange(12) // 4, split, names=("x", "y", "z"))
-    found = divided(given, "domains")
+    found = divided(given, "folders")
+    assert str(found).startswith("  x: train 2, test 1\n")
     assert [part.tolist() for part in found.train] == [[0, 1], [4, 5], [8, 9]]
-    assert [part.tolist() for part in found.test] == [[3], [7], [11]]
+    assert [part.tolist() for part in found.own] == [[3], [7], [11]]
     without = given.at(given.split != "test")  # then `val` is for testing
-    assert [part.tolist() for part in divided(without, "domains").test] == [[2], [5], [8]]
+    assert [part.tolist() for part in divided(without, "domains").own] == [[2], [5], [8]]
 
 
 NUMBERS = {"iid:4": 4, "dirichlet:0.5:5": 5, "pathological:2:6": 6}
 
 
 @pytest.mark.parametrize("clients", NUMBERS)
-@pytest.mark.parametrize("tests", [0, 60])
-def test_images_are_divided_over_so_many_clients(clients, tests):
-    labels = np.arange(180 + tests) % 3
-    split = ["train"] * 180 + ["test"] * tests
-    given = folder(labels, split=split)
+def test_images_are_divided_over_so_many_clients(clients):
+    given = folder(np.arange(240) % 3, split=["train"] * 180 + ["test"] * 60)
     found = divided(given, clients)
     assert found.names == tuple(map(str, range(NUMBERS[clients])))
-    owned = np.concatenate(found.train + found.test)
-    assert sorted(owned) == list(range(180 + tests))
-    tested = np.array(counts(given, found.test))
+    owned = np.concatenate(found.train + found.own)
+    assert sorted(owned) == list(range(240))
+    tested = np.array(counts(given, found.own))
     trained = np.array(counts(given, found.train))
-    if tests:  # a client has its share of each class, to one image
-        assert np.concatenate(found.test).min() == 180
-        assert np.abs(tested - trained / 3).max() <= 1
-    else:
-        whole = trained + tested
-        assert (tested == np.maximum(whole > 1, (0.2 * whole).round())).all()
+    assert np.concatenate(found.own).min() == 180
+    assert np.abs(tested - trained / 3).max() <= 1  # its share of each class, to one image
     if clients.startswith("pathological"):
         assert ((trained > 0).sum(1) == 2).all()
     again, other = divided(given, clients), divided(given, clients, seed=1)
@@ -83,7 +62,7 @@ def test_images_are_divided_over_so_many_clients(clients, tests):
 
 def test_test_images_of_a_class_that_nobody_trains_belong_to_no_client():
     given = folder([0, 1, 0, 1, 0, 1, 2], split=["train"] * 4 + ["test"] * 3)
-    assert sum(map(len, divided(given, "iid:2").test)) == 2
+    assert sum(map(len, divided(given, "iid:2").own)) == 2
 
 
 def test_a_share_of_each_cell_is_held_out():
@@ -95,10 +74,10 @@ def test_a_share_of_each_cell_is_held_out():
 
 
 def test_shares_are_drawn_again_until_each_client_has_two_images():
-    given = folder([0, 1] * 10)
+    given = folder([0, 1] * 10 + [0, 1], split=["train"] * 20 + ["test"] * 2)
     for seed in range(5):
         found = divided(given, "dirichlet:0.3:5", seed)
-        assert min(map(len, map(np.append, found.train, found.test))) >= 2
+        assert min(map(len, found.train)) >= 2
 
 
 REFUSED = {

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import re
 
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
 from fedprompt.compare import command, records, results, rows
-from fedprompt.compare.trials import CompareError
+from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS, registry
 
 CLASSES, DOMAINS = ("chat noir", "ö été", "zebra", "hund"), ("art", "photo été", "sketch")
@@ -106,19 +107,50 @@ def weights_of(vit):
     return load_file(vit.partition("=")[2])
 
 
-def test_workers_ranks_and_a_continued_run_have_the_same_figures(images, vit, tmp_path):
-    flags = [str(images), "--vit", vit, "--methods", "fedprox,fedper", *FEW[:-1]]
-    lines = []
-    for name, workers in (("one", "1"), ("two", "2")):
-        command.main([*flags, workers, "--out", str(tmp_path / name)])
-        lines.append(sorted((tmp_path / name / "records.jsonl").read_text().splitlines()))
-    assert lines[0] == lines[1]
-    assert len(lines[0]) == 3
-    path = tmp_path / "one" / "records.jsonl"
+def test_a_problem_of_another_process_and_a_continued_run_have_the_same_figures(
+    images, vit, tmp_path
+):
+    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
+    sent = pickle.loads(pickle.dumps(problem))  # as a worker gets it
+    for each, name in ((problem, "one"), (sent, "two")):
+        compare.run(each, ["fedprox"], seeds=1, out=tmp_path / name)
+    path, other = (tmp_path / name / "records.jsonl" for name in ("one", "two"))
     text = path.read_text()
+    assert text == other.read_text()
     path.write_text(text[: text.rfind("\n", 0, -1) + 9])  # a kill lost the last run
-    command.main([*flags, "1", "--out", str(tmp_path / "one")])
-    assert sorted(path.read_text().splitlines()) == lines[0]
+    compare.run(problem, ["fedprox"], seeds=1, out=tmp_path / "one")
+    assert path.read_text() == text
+
+
+def test_images_with_other_labels_are_another_problem(images, vit, tmp_path):
+    """Records of one are not those of the other."""
+    files, found = sorted(images.rglob("*.png"))[::4], []
+    for shift in (0, 0, 1):
+        rows = [f"{path},{'abc'[(number + shift) % 3]}" for number, path in enumerate(files)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+        problem = compare.folder(tmp_path / "list.csv", vit=vit, size=SIZE, clients="iid:2")
+        found.append(problem.inputs("", Machine()))
+    assert found[0] == found[1] != found[2]
+
+
+def test_own_inputs_are_the_same_problem_in_each_process_and_with_other_clients_another():
+    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
+    found = []
+    for step in (20, 20, 10):
+        setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
+        clients = dict(enumerate(torch.arange(40).split(step)))
+        held_out = methods.HeldOut(tests, test_labels)
+        problem = compare.problem(images, labels, clients, held_out, setting=setting)
+        found.append(problem.inputs("", Machine()))
+    assert found[0] == found[1] != found[2]
+
+
+def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp_path):
+    other = write(tmp_path, "{name}", 1)
+    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1, test=other)
+    (row,) = (row for row in problem.rows("") if row.method == "fedprox")
+    trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
+    assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
 @pytest.mark.unhooked  # methods of CLIP take a setting that their annotations do not name
