@@ -236,11 +236,11 @@ def test_no_trial_sees_a_test_digit_and_all_seeds_have_the_same_ones():
 def test_every_row_of_an_ablation_runs(name, tmp_path):
     task = TASKS[name]
     for partition in task.partitions:
-        cells = [
+        listed = [
             Cell(task, partition, row, 0, None, Machine(shrink=0.02))
             for row in task.rows(partition)
         ]
-        assert len(cells.run_all(cells, tmp_path / "r.jsonl", workers=1)) == len(cells)
+        assert len(cells.run_all(listed, tmp_path / "r.jsonl", workers=1)) == len(listed)
 
 
 def test_the_best_eight_points_of_a_figure_have_titles_that_cover_nothing(monkeypatch, tmp_path):
