@@ -329,8 +329,8 @@ def divided(
         few = experiments.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
-    train, own = ([chosen[part] for part in side] for side in (parts.train, parts.own or ()))
-    return Division(train, own, parts.names)
+    sides = [[chosen[part] for part in side] for side in (parts.train, parts.own or ())]
+    return Division(sides[0], sides[1], parts.names)
 
 
 def data_of(

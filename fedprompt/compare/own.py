@@ -197,7 +197,7 @@ def problem(
     )
     division = divide(np.random.default_rng(0))
     stamped = [stamp(first(*side)) for side in ((inputs, labels), (tests.inputs, tests.labels))]
-    stamped += [stamp(labels), stamp(tests.labels), told(setting), newcomers]
+    stamped += [stamp(labels), stamp(tests.labels), *told(setting), str(newcomers)]
     stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.train]
     stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.own or ()]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
