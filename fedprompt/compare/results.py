@@ -63,11 +63,19 @@ class Results:
     @property
     def clients(self) -> list[dict[str, Any]]:
         """Accuracies of each client, each method, each seed and each partition."""
-        named = {"row": "method", "seed": "seed", "partition": "partition"}
         return [
-            {word: record[name] for name, word in named.items()} | {"client": client} | figures
+            _named(record) | {"client": client} | figures
             for record in self.found
             for client, figures in record.get("clients", {}).items()
+        ]
+
+    @property
+    def seeds(self) -> list[dict[str, Any]]:
+        """Figures of each method, each seed and each partition, such as H of base and new."""
+        columns = (*self.problem.columns, *MEANS)
+        return [
+            _named(record) | {name: record[name] for name in columns if name in record}
+            for record in self.found
         ]
 
     def views(self) -> dict[str, tuple[Sequence[Record], Problem]]:
@@ -104,7 +112,7 @@ class Results:
         return [f"{title} failed: {text}" for title, text in self.failed.items()]
 
     def save(self, folder: str | os.PathLike[str], *, command: str = "") -> str:
-        """Write tables (Markdown, CSV), accuracies of clients (CSV) and a picture.
+        """Write tables (Markdown, CSV), figures of clients and of seeds (CSV) and a picture.
 
         Args:
             folder: Folder of the files.
@@ -122,12 +130,8 @@ class Results:
         for name, (found, problem) in self.views().items():
             stem = place / f"table-{name}".rstrip("-")
             tables.save(found, stem, problem, name, below)
-        if listed := self.clients:
-            header = list(dict.fromkeys(name for row in listed for name in row))
-            with (place / "clients.csv").open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, header, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(listed)
+        _write(place / "clients.csv", self.clients)
+        _write(place / "seeds.csv", self.seeds)
         try:
             self.plot(place / "bars.png")
         except ModuleNotFoundError as error:
@@ -148,6 +152,21 @@ class Results:
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"The picture {EXTRA}") from error
         bars(self.views(), Path(path))
+
+
+def _named(record: Record) -> dict[str, Any]:
+    return {"method": record["row"], "seed": record["seed"], "partition": record["partition"]}
+
+
+def _write(path: Path, listed: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file, if there is a line."""
+    if not listed:
+        return
+    header = list(dict.fromkeys(name for row in listed for name in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, header, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(listed)
 
 
 ALL = "all"

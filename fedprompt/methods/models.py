@@ -289,6 +289,9 @@ class ClipSetting(Setting):
     def _check_classes(self) -> None:
         check.instance("tower", self.tower, fp.TextTower, "be a TextTower")
         check.sequence("class_names", self.class_names, "names")
+        holds = isinstance(self.template, str) and "{}" in self.template
+        rule = "be a sentence with {} in place of the name"
+        check.require(holds, "template", rule, repr(self.template))
         count = self.num_classes = self.num_classes or len(self.class_names)
         if len(self.class_names) not in (0, count):
             rule = f"have a name for each of {count} classes"

@@ -95,7 +95,7 @@ def test_figures_of_a_command_are_those_of_the_saved_prompts(images, vit, tmp_pa
         assert (float(line["own"]), float(line["full"])) == pytest.approx(
             (own, right.mean()), abs=1e-5
         )
-    assert {"table.md", "table.csv", "bars.png", "records.jsonl"} <= {
+    assert {"table.md", "table.csv", "seeds.csv", "bars.png", "records.jsonl"} <= {
         p.name for p in tmp_path.iterdir()
     }
     assert "fedprompt compare " in (tmp_path / "table.md").read_text()
@@ -158,11 +158,8 @@ def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     images = write(tmp_path, "{split}/{name}", 9, ("five", "four", "nine", "one"))
     tower = fp.TextTower(samples.clip(), samples.tokenize)
     problem = compare.folder(images, clip=tower, base_to_new=True, clients="iid:2", rounds=1)
-    (found,) = (
-        r
-        for r in compare.run(problem, ["zero_shot"], seeds=1).found
-        if r["row"] != "Training alone"
-    )
+    results = compare.run(problem, ["zero_shot"], seeds=1)
+    (found,) = (each for each in results.seeds if each["method"] != "Training alone")
     every, clip = data.read_folder(images), samples.clip()
     for name, chosen in (("full", (0, 1)), ("new", (2, 3))):
         words = [every.class_names[label] for label in chosen]

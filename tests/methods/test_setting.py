@@ -200,6 +200,7 @@ vit(clients=[0]) -> ValueError: `trunks` must have at least one trunk; got none
 vit(trunks=[TRUNK] * 2).trunk -> ValueError: `trunks` must have one trunk, for a model that all
 clip(clip=LAYER) -> ValueError: `scale` must be given for a model without `logit_scale`; got a Lin
 clip(tower=LAYER) -> TypeError: `tower` must be a TextTower
+clip(template='a cat') -> ValueError: `template` must be a sentence with {}
 call(clip()) -> ValueError: `class_names` must name the classes, in the setting or in the federation
 methods.promptfl(clip(clients=[0])) -> ValueError: `class_names` must name the classes
 named(clip(class_names=['a'] * 3)) -> ValueError: `class_names` must be those of the setting; got a
