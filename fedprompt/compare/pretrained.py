@@ -237,7 +237,8 @@ def _from_file(
         return name or str(path), partial(_transformers, name or str(path), flag[2:], str(path))
     name = name or path.name.removesuffix(path.suffix)
     if flag == "--vit" and timm.is_model(name):
-        return name, partial(_timm, name, size, pretrained_cfg_overlay={"file": str(path)})
+        source = {"file": str(path), "custom_load": False}  # some names of timm mean an .npz file
+        return name, partial(_timm, name, size, pretrained_cfg_overlay=source)
     import open_clip  # takes seconds
 
     if name.partition(":")[0] in open_clip.list_models():

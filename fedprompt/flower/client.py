@@ -132,7 +132,7 @@ def _keep(memory: dict[str, Any], context: Context, folder: Path | None) -> None
 
 def _partition(context: Context) -> int:
     partition = context.node_config.get("partition-id")
-    rule = "have a partition-id, an integer of at least 0"
-    fits = type(partition) is int and partition >= 0
-    check.require(fits, "context.node_config", rule, repr(partition))
-    return int(partition)
+    if type(partition) is not int or partition < 0:
+        rule = "have a partition-id, an integer of at least 0"
+        raise check.wrong("context.node_config", rule, repr(partition))
+    return partition

@@ -76,7 +76,10 @@ def test_a_vision_transformer_of_a_file_is_that_of_timm_with_its_preparation(roo
     file = root / f"{TINY}.safetensors"
     made, again = network(f"{TINY}={file}"), network(str(file), size=96)
     expected = timm.create_model(
-        TINY, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, num_classes=0
+        TINY,
+        pretrained=True,
+        pretrained_cfg_overlay={"file": str(file), "custom_load": False},
+        num_classes=0,
     ).eval()
     images = torch.rand(2, 3, 224, 224)
     found = fp.encode_prompted(made.trunk, images).pooled
