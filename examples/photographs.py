@@ -163,7 +163,8 @@ def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int
 
     if weights is not None and not weights.exists():
         raise FileNotFoundError(f"There are no weights of {name} at {weights}.")
-    overlay = None if weights is None else {"file": str(weights)}
+    # Some names of timm mean an .npz file, which a custom function loads.
+    overlay = None if weights is None else {"file": str(weights), "custom_load": False}
     model = timm.create_model(
         name,
         pretrained=pretrained or weights is not None,

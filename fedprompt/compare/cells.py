@@ -15,7 +15,7 @@ import torch
 
 from fedprompt.compare import measure, prompts, ranks, records
 from fedprompt.compare.problems import Problem, Record
-from fedprompt.compare.rows import Row, read_methods
+from fedprompt.compare.rows import Row, code, read_methods
 from fedprompt.compare.trials import CompareError, Machine
 
 DIVERGED = {"own": 0.0, "diverged": 1.0}
@@ -61,6 +61,8 @@ class Cell:
         where = self.problem.name, self.partition, self.row.title, self.seed, self.trial
         named = dict(zip(records.NAMED, (*where, dict(self.row.values)), strict=True))
         named |= self.problem.inputs(self.partition, self.machine)
+        if (source := code(self.row)) is not None:
+            named["code"] = source
         usual = Machine()
         for name in ("shrink", "device"):
             if (value := getattr(self.machine, name)) != getattr(usual, name):
@@ -72,13 +74,14 @@ def key(record: Mapping[str, Any], problem: Problem) -> str:
     """Return the fields that identify a cell. A record without a device was made on the CPU."""
     fields = [record[name] for name in records.NAMED[:-1]] + [_changed(record, problem)]
     fields += [record.get("shrink", 1), record.get("inputs"), record.get("device", "cpu")]
+    fields.append(record.get("code"))
     return json.dumps(fields, sort_keys=True)
 
 
 def chosen(record: Mapping[str, Any], problem: Problem) -> str:
-    """Return the row, its values and its inputs."""
-    values = _changed(record, problem)
-    return json.dumps([record["row"], values, record.get("inputs")], sort_keys=True)
+    """Return the row, its values, its inputs and its code."""
+    fields = record["row"], _changed(record, problem), record.get("inputs"), record.get("code")
+    return json.dumps(fields, sort_keys=True)
 
 
 def _changed(record: Mapping[str, Any], problem: Problem) -> dict[str, Any]:

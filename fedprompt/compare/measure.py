@@ -65,6 +65,19 @@ def run(
                 measured.append(measure(method, trial, now, group=group, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
         progress(1 / setting.rounds)
+    figures = last_figures(method, trial, now, measured, shared, group)
+    finished(trial, method, now)
+    figures |= costs(ledger, passes, setting.rounds * (setting.cohort_size or len(setting.clients)))
+    figures["trained"] = measured[-1]["trained"]
+    if losses:
+        figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
+    return figures | dict(causes(trial, method, now) if causes and ranks.rank() == 0 else {})
+
+
+def last_figures(
+    method: Method, trial: Trial, now: Round, measured: Sequence[Figures], shared: bool, group: Any
+) -> Record:
+    """Average the figures of the last rounds, and measure new clients and further tests."""
     figures: Record = {
         name: float(np.mean([values[name] for values in measured])) for name in measured[0]
     }
@@ -73,12 +86,7 @@ def run(
     figures |= found | further(method, trial, now, shared, group, figures["full"])
     if trial.names:
         figures["clients"] = by_name(trial.names, measured[-1].clients | found.clients)
-    finished(trial, method, now)
-    figures |= costs(ledger, passes, setting.rounds * (setting.cohort_size or len(setting.clients)))
-    figures["trained"] = measured[-1]["trained"]
-    if losses:
-        figures["rise"] = fp.metrics.negative_effect(torch.stack(losses)).average
-    return figures | dict(causes(trial, method, now) if causes and ranks.rank() == 0 else {})
+    return figures
 
 
 def further(

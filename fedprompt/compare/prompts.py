@@ -37,9 +37,16 @@ def save(
         if not isinstance(model, nn.Module) or not fp.snapshot(model, buffers=True):
             continue
         backbone = setting.tower if hasattr(setting, "tower") else setting.trunk_of(client)
-        name = re.sub(r"[^\w .-]", "_", trial.names[client] if trial.names else str(client))
-        end = "" if shared else f"-{name}"
+        end = "" if shared else f"-{_file(client, trial)}"
         folder.mkdir(parents=True, exist_ok=True)
         saved.append(folder / f"{stem}-seed{setting.seed}{end}.safetensors")
         fp.save_prompts(model, saved[-1], trunk=backbone, class_names=names)
     return saved
+
+
+def _file(client: int, trial: Trial) -> str:
+    """Return the name of a client for a file. Of equal names, each has the id of its client."""
+    names = [re.sub(r"[^\w .-]", "_", name) for name in trial.names]
+    if not names:
+        return str(client)
+    return names[client] if names.count(names[client]) == 1 else f"{names[client]}-{client}"

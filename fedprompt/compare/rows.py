@@ -1,5 +1,6 @@
 """Rows of a table: methods of the gallery, of a user, and controls, with their hyperparameters."""
 
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -121,6 +122,29 @@ def _registered(make: Callable[..., Method]) -> str:
     return make.__name__
 
 
+SOURCES: dict[str, bytes] = {}
+"""Text of each imported file of methods, by the name of its module."""
+
+
+def code(row: Row) -> str | None:
+    """Return a hash of the source of a method of a user, so that an edit is another run.
+
+    Of a file it is the whole file, but not what it imports.
+    """
+    if row.method is None or row.method in FURTHER:
+        return None
+    make = inspect.unwrap(row.entry.make)
+    if make.__module__.startswith("fedprompt."):
+        return None
+    text = SOURCES.get(make.__module__)
+    if text is None:
+        try:
+            text = inspect.getsource(make).encode()
+        except (OSError, TypeError):  # of a function without a file
+            text = make.__code__.co_code
+    return hashlib.sha256(text).hexdigest()[:12]
+
+
 def read_methods(path: Path) -> dict[str, Entry]:
     """Import a file, which may import modules of its folder, and return its methods.
 
@@ -132,7 +156,7 @@ def read_methods(path: Path) -> dict[str, Entry]:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.exists():
         raise CompareError(f"`--methods` must name an existing Python file; got {path}.")
-    module = sys.modules.get(path.stem)
+    module, text = sys.modules.get(path.stem), path.read_bytes()
     if getattr(module, "__file__", None) != spec.origin:
         if (folder := str(path.parent.resolve())) not in sys.path:
             sys.path.insert(0, folder)
@@ -143,8 +167,11 @@ def read_methods(path: Path) -> dict[str, Entry]:
         except Exception as error:
             del sys.modules[path.stem]
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            text = f"{path}{line} cannot be imported: {type(error).__name__}: {error}"
-            raise CompareError(text) from error
+            said = f"{path}{line} cannot be imported: {type(error).__name__}: {error}"
+            raise CompareError(said) from error
+        SOURCES[path.stem] = text
+    elif SOURCES.setdefault(path.stem, text) != text:
+        raise CompareError(f"{path} changed after it was imported. Start Python again.")
     for make in list(vars(module).values()):
         own = inspect.isfunction(make) and make.__module__ == path.stem
         known = METHODS.get(getattr(make, "__name__", ""))

@@ -1,6 +1,6 @@
 """The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -128,13 +128,7 @@ def guide_gradient(
     rows = rows._replace(table=rows.table.detach())
     study_batches = _batches_of("study", study, len(rows.table))
     quiz_batches = _batches_of("quiz", quiz, len(rows.table))
-
-    def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        rule = "compute its guided output from a trainable parameter"
-        got = "an output without a gradient, which no guide can move"
-        check.require(guided.requires_grad, "model", rule, got)
-        return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
-
+    study_loss = partial(_study_loss, rows=rows, guide_weight=guide_weight, loss=loss)
     inputs = [images for images, _ in study_batches + quiz_batches]
     with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
@@ -144,9 +138,7 @@ def guide_gradient(
         arguments = parameters, gradients, learning_rate
         stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
         _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
-        unused = [name for name in parameters if name not in gradients.keys() | slope.keys()]
-        rule = "use every parameter that requires gradients, or freeze it"
-        check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
+        _check_used(parameters, gradients.keys() | slope.keys())
         pulled = pull_back(slope)
         direction = {
             name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
@@ -167,6 +159,28 @@ class _Studied(NamedTuple):
     labels: Tensor
     guided: Tensor
     states: RandomStates
+
+
+def _check_used(parameters: Mapping[str, Tensor], used: Container[str]) -> None:
+    """Require that each parameter has a gradient in the study loss or the quiz loss."""
+    unused = [name for name in parameters if name not in used]
+    rule = "use every parameter that requires gradients, or freeze it"
+    check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
+
+
+def _study_loss(
+    guided: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    rows: Guides,
+    guide_weight: float,
+    loss: GuideLoss,
+) -> Tensor:
+    rule = "compute its guided output from a trainable parameter"
+    got = "an output without a gradient, which no guide can move"
+    check.require(guided.requires_grad, "model", rule, got)
+    return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
 
 
 def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
 from fedprompt.compare import command, records, results, rows
+from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS, registry
 
@@ -151,6 +152,26 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     (row,) = (row for row in problem.rows("") if row.method == "fedprox")
     trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
+
+
+def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkeypatch, gallery):
+    file = tmp_path / "edited_method.py"
+    monkeypatch.delitem(rows.sys.modules, "edited_method", raising=False)
+    text = (
+        "from fedprompt import methods\ndef mine(setting):\n    return methods.fedprox(setting{})\n"
+    )
+    file.write_text(text.format(""))
+    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
+    (row,) = rows.chosen([f"{file}:mine"], "one model")
+    first = Cell(problem, "", row, 0, None, Machine(), [file]).key()
+    assert first == Cell(problem, "", row, 0, None, Machine(), [file]).key()
+    file.write_text(text.format(", learning_rate=1.0"))
+    with pytest.raises(CompareError, match="changed after it was imported"):  # not the old code
+        rows.chosen([f"{file}:mine"], "one model")
+    monkeypatch.delitem(rows.sys.modules, "edited_method")  # as in a new process
+    del rows.METHODS["mine"]
+    (row,) = rows.chosen([f"{file}:mine"], "one model")
+    assert Cell(problem, "", row, 0, None, Machine(), [file]).key() != first
 
 
 @pytest.mark.unhooked  # methods of CLIP take a setting that their annotations do not name
