@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
-from fedprompt.compare import command, records, results, rows
+from fedprompt.compare import cells, command, measure, prompts, records, results, rows
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS, registry
@@ -163,15 +164,41 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkey
     file.write_text(text.format(""))
     problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
     (row,) = rows.chosen([f"{file}:mine"], "one model")
-    first = Cell(problem, "", row, 0, None, Machine(), [file]).key()
-    assert first == Cell(problem, "", row, 0, None, Machine(), [file]).key()
+    first, again = (Cell(problem, "", row, 0, None, Machine(), [file]) for _ in range(2))
+    before = first.named()
+    assert first.key() == again.key()
     file.write_text(text.format(", learning_rate=1.0"))
     with pytest.raises(CompareError, match="changed after it was imported"):  # not the old code
         rows.chosen([f"{file}:mine"], "one model")
     monkeypatch.delitem(rows.sys.modules, "edited_method")  # as in a new process
     del rows.METHODS["mine"]
     (row,) = rows.chosen([f"{file}:mine"], "one model")
-    assert Cell(problem, "", row, 0, None, Machine(), [file]).key() != first
+    after = Cell(problem, "", row, 0, None, Machine(), [file]).named()
+    for told in (cells.key, cells.chosen):  # a version that diverged does not leave out the next
+        assert told(after, problem) != told(before, problem)
+
+
+def test_files_of_clients_with_almost_the_same_name_are_others():
+    trial = SimpleNamespace(names=("a/b", "a:b", "c"))
+    assert [prompts._file(client, trial) for client in range(3)] == ["a_b-0", "a_b-1", "c"]
+
+
+def test_a_batch_has_a_quarter_of_a_client_if_it_is_not_given(images, vit):
+    for given, size in ((None, 6), (5, 5)):  # 72 training images, three domains
+        problem = compare.folder(images, vit=vit, size=SIZE, rounds=1, batch_size=given)
+        row = rows.chosen(["fedprox"], "one model")[0]
+        trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
+        assert trial.setting.batch_size == size
+
+
+def test_a_new_client_without_tests_is_not_measured(images, vit):
+    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1, newcomers=1)
+    row = rows.chosen(["fedprox"], "one model")[0]
+    trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
+    for own in (trial.own, [*trial.own[:2], trial.own[2][:0]]):
+        changed = trial._replace(own=own)
+        found = measure.run(problem.method(row, changed), changed, shared=True)
+        assert ("received" in found) == bool(len(own[2]))
 
 
 @pytest.mark.unhooked  # methods of CLIP take a setting that their annotations do not name

@@ -37,6 +37,8 @@ def test_a_row_is_compared_with_local_training_of_as_many_passes_and_starred_by_
     # 2.776 * 1.581 / sqrt(5); p = 0.047 is the larger of two, so 0.05 holds, and 0.025 would not
     assert found == ["+2.0 ± 2.0 *", "+30.2 ± 0.2 *", "", ""]
     assert tables.differences_to(by_row, ["not run"], "own") == [""] * 4
+    few = {title: each[:4] for title, each in by_row.items()}
+    assert "*" not in "".join(tables.differences_to(few, ["local", "local, 16"], "own"))
     assert tables.holm([0.04, 0.001, 0.03]) == [False, True, False]
     assert tables.holm([0.02, 0.001, 0.04]) == [True, True, True]
 
