@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,8 +177,11 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkey
         assert told(after, problem) != told(before, problem)
 
 
-def test_files_of_clients_with_almost_the_same_name_are_others():
-    trial = SimpleNamespace(names=("a/b", "a:b", "c"))
+def test_files_of_clients_with_almost_the_same_name_are_others(images, vit):
+    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
+    row = rows.chosen(["fedprox"], "one model")[0]
+    trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
+    trial = trial._replace(names=("a/b", "a:b", "c"))
     assert [prompts._file(client, trial) for client in range(3)] == ["a_b-0", "a_b-1", "c"]
 
 
