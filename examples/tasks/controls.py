@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
@@ -103,6 +104,26 @@ def promptfl_csc(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Met
     return together(setting.seeded(OfClasses, setting), learning_rate)
 
 
+class Linear(nn.Module):
+    """Linear classifier of the pooled token, without text."""
+
+    def __init__(self, setting: ClipSetting) -> None:
+        super().__init__()
+        dim = setting.handwritten_text().shape[1]
+        self.scale, self.head = setting.scale, nn.Linear(dim, setting.num_classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Classify images."""
+        return self.scale * self.head(F.normalize(tokens[:, 0], dim=-1))
+
+
+def linear_head(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """Average of linear heads on the pooled token."""
+    return together(setting.seeded(Linear, setting), learning_rate)
+
+
 def adapter_alone(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
     """FedCLIP's adapter, on each client alone."""
     return apart(FEDCLIP.make(setting, learning_rate=learning_rate))
@@ -115,6 +136,17 @@ class Gate(Mixture):
         """Classify images by their pooled token."""
         self.others = torch.empty(0, *self.names.tokens.shape[:1], self.gate.embed_dim)
         return super().forward(tokens)
+
+
+def plot_independent(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """PLOT with means over patches in place of transport."""
+    solver = fp.transport.independent
+    return METHODS["fedplot"].make(setting, learning_rate=learning_rate, solver=solver)
+
+
+def fedsept_public(setting: ClipSetting, **values: Any) -> fp.Method:
+    """FedSEPT without clipping and noise."""
+    return FEDSEPT.make(setting, private=False, **values)
 
 
 def coop_gate(
@@ -139,6 +171,8 @@ LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for ran
 LONGEST = "LoRA, rank 4 (local), three times as long"
 LONG = partial(LORA, 3)
 PFEDME, FEDCLIP = METHODS["pfedme"], METHODS["fedclip"]
+FEDSEPT = METHODS["fedsept"]
+PLOT, SEPT = "PLOT, means of patches", "FedSEPT without noise"
 ADAPTER = "FedCLIP's adapter (local)"
 CONTROLS = {
     entry.name: entry
@@ -155,6 +189,9 @@ CONTROLS = {
         _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE, **FEDCLIP.search),
+        _entry("linear_head", "Linear head", linear_head, "CLIP"),
+        _entry("plot_independent", PLOT, plot_independent, "CLIP"),
+        _entry("fedsept_public", SEPT, fedsept_public, "CLIP", ALONE, **FEDSEPT.search),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
         _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),
@@ -162,5 +199,5 @@ CONTROLS = {
 }
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""
 
-DRAWN_AS = {"coop_gate": "pfedmoap", "pfedme_lora": "pfedme"}
+DRAWN_AS = {"coop_gate": "pfedmoap", "pfedme_lora": "pfedme", "fedsept_public": "fedsept"}
 """Row whose drawn hyperparameters a control row has."""

@@ -1,7 +1,9 @@
 """Emoji in five styles and a small CLIP that has not seen their concepts: `fedprompt.samples`.
 
-Clients differ in style, in classes, or have two classes each; or one family of styles is left out
-of the training, and its clients are new. Test emoji show other concepts than training emoji.
+Clients differ in style, in classes, or have two classes each; one family of styles is left out of
+the training, and its clients are new; there are a few images of each class, or classes that nobody
+trains; or the emoji are small, among fragments of others. Test emoji show other concepts than
+training emoji.
 """
 
 from functools import cache
@@ -12,10 +14,12 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
+from build_samples.canvas import on_canvases
 from fedprompt import samples
-from fedprompt.compare.problems import COLUMNS, NEWCOMERS
+from fedprompt.compare import experiments
+from fedprompt.compare.problems import NEWCOMERS
 from fedprompt.compare.rows import Row
-from fedprompt.compare.trials import Images, Trial
+from fedprompt.compare.trials import Further, Images, Trial
 from fedprompt.methods import METHODS, ClipSetting
 from tasks.controls import CONTROLS
 from tasks.core import Machine, Task
@@ -35,16 +39,25 @@ PARTITIONS = {
     "dirichlet": "label shift (Dirichlet .3)",
     "pairs": "two classes a client",
     **{f"without-{name}": f"no training on {name}" for name in FAMILIES},
+    "16-shots": "one style for each client, 16 images of a class in all",
+    "4-shots": "one style for each client, 4 images of a class in all",
+    "base-to-new": "one style for each client, half of the classes",
+    "clutter": "two classes a client, small among fragments",
 }
+SMALL = {"smallest": 14.0, "largest": 22.0}
+"""Sides of emoji among fragments, in pixels of 32."""
+OF_CLASSES = "fedapt", "promptfl_csc", "coop_csc", "linear_head"
+"""Rows that learn something for each class, so they know no new ones."""
 
 
 @cache
 @torch.no_grad()
-def sides(inputs: str, validate: bool) -> tuple[Images, Images]:
+def sides(inputs: str, validate: bool, among_fragments: bool = False) -> tuple[Images, Images]:
     """Return training and test emoji as tokens of the CLIP, the pooled one first, or as images.
 
     With `validate`, a quarter of the nouns of the training emoji take the place of the test emoji.
     """
+    rng = torch.Generator().manual_seed(0)
     train, test = samples.emoji()
     if validate:
         nouns = [name.split()[-1] for name in train.names]  # "guide dog" is a dog
@@ -57,8 +70,27 @@ def sides(inputs: str, validate: bool) -> tuple[Images, Images]:
         chosen = [known.at(~held), known.at(held)]
     else:
         chosen = [Images(side.images, side.labels, side.styles) for side in (train, test)]
+    if among_fragments:
+        chosen = [side._replace(pixels=cluttered(side.pixels, rng)) for side in chosen]
     first, second = (side._replace(pixels=encoded(side.pixels, inputs)) for side in chosen)
     return first, second
+
+
+def base_to_new(train: Images, test: Images) -> tuple[Images, Images, Further]:
+    """Return the emoji of base classes, and the test emoji of new ones."""
+    (base, _), (tests, new) = (
+        experiments.base_to_new(side.labels, samples.CLASS_NAMES) for side in (train, test)
+    )
+    first, second, other = (
+        side.at(torch.as_tensor(found.positions))._replace(labels=torch.as_tensor(found.labels))
+        for side, found in ((train, base), (test, tests), (test, new))
+    )
+    return first, second, Further(other.pixels, other.labels, new.names)
+
+
+def cluttered(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Put small emoji among fragments of others; on a canvas, ink is 1."""
+    return 1 - on_canvases(1 - images, generator, domains=["plain"], **SMALL)[0]
 
 
 def encoded(images: Tensor, inputs: str) -> Tensor:
@@ -75,15 +107,23 @@ def shards(train: Images, partition: str, rng: np.random.Generator) -> list[Any]
     if partition == "dirichlet":
         drawn = {"alpha": 0.3, "min_size": 20, "generator": rng}
         return list(fp.data.dirichlet(train.labels, NUM_CLIENTS, **drawn))
-    if partition == "pairs":
+    if partition in ("pairs", "clutter"):
         pairs = {"classes_per_client": 2, "generator": rng}
         return list(fp.data.pathological(train.labels, 12, **pairs))
+    if partition.endswith("-shots"):
+        shots = int(partition.removesuffix("-shots"))
+        chosen = experiments.few_shots(train.labels, shots=shots, generator=rng)
+        return [chosen[part] for part in in_turn(train.domains[chosen], NUM_CLIENTS)]
     return in_turn(train.domains, NUM_CLIENTS)  # client k has style k % 5
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Divide the emoji over clients."""
-    train, test = sides(row.entry.inputs, validate)
+    train, test = sides(row.entry.inputs, validate, partition == "clutter")
+    names, further = samples.CLASS_NAMES, dict[str, Further]()
+    if partition == "base-to-new":
+        train, test, further["new"] = base_to_new(train, test)
+        names = names[: len(names) // 2]
     order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
     train = train.at(order)
     owned = shards(train, partition, np.random.default_rng(seed))
@@ -94,7 +134,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     first = sum(styles[k] not in left for k in ids)
     setting = ClipSetting(
         tower=fp.TextTower(samples.clip(), samples.tokenize),
-        class_names=samples.CLASS_NAMES,
+        class_names=names,
         template=samples.TEMPLATES[""][0],
         clients=range(first),
         seed=seed,
@@ -105,15 +145,24 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     trial = Trial.of(
         setting, train, test, [owned[k] for k in ids], range(first, len(ids)), samples.STYLES
     )
-    return trial.shrunk(machine.shrink)
+    return trial._replace(further=further).shrunk(machine.shrink)
 
 
 def rows(partition: str) -> list[Row]:
     """Return all methods for CLIP, and the control rows."""
-    methods = METHODS | CONTROLS
-    return [Row.of(name) for name in methods if "CLIP" in methods[name].families]
+    methods, left = METHODS | CONTROLS, OF_CLASSES if partition == "base-to-new" else ()
+    return [
+        Row.of(name) for name in methods if "CLIP" in methods[name].families and name not in left
+    ]
 
 
+MEASURES = {
+    "own": "own mix",
+    "worst": "worst client",
+    "balanced": "all classes, balanced",
+    "new": "new classes",
+    "h": "H",
+} | NEWCOMERS
 TASKS = {
     "emoji": Task(
         title="emoji",
@@ -124,7 +173,8 @@ TASKS = {
         make=make,
         trials=lambda partition, row: draws(row, "emoji"),
         tuned_on="styles",
-        columns=COLUMNS | NEWCOMERS,
+        columns=MEASURES,
+        compared=("own", "balanced"),
         bound=0.03,
         references={
             word: [Row.of(name).title for name in names]
