@@ -144,9 +144,16 @@ def plot_independent(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp
     return METHODS["fedplot"].make(setting, learning_rate=learning_rate, solver=solver)
 
 
-def fedsept_public(setting: ClipSetting, **values: Any) -> fp.Method:
+def fedsept_public(
+    setting: ClipSetting,
+    *,
+    learning_rate: float = 5e-3,
+    num_experts: int = 4,
+    diversity_weight: float = 10.0,
+) -> fp.Method:
     """FedSEPT without clipping and noise."""
-    return FEDSEPT.make(setting, private=False, **values)
+    values = {"num_experts": num_experts, "diversity_weight": diversity_weight}
+    return FEDSEPT.make(setting, learning_rate=learning_rate, private=False, **values)
 
 
 def coop_gate(

@@ -20,6 +20,9 @@ from tiny_federations import federation_of, last, parameters
 
 SENT = {
     "promptfl_csc": {"context"},
+    "linear_head": {"head"},
+    "plot_independent": {"context"},
+    "fedsept_public": {"experts"},
     "fednorms": {"head", "tuned"},
     "half_steps": {"head", "prompts"},
     "pfedme_lora": {"head", "tuned"},
@@ -103,6 +106,9 @@ def test_alone_is_the_average_of_one_client_also_beside_others(alone, average):
         ("coop_gate", "pfedmoap"),
         ("pfedme_lora", "pfedme"),
         ("adapter_alone", "fedclip"),
+        ("linear_head", "promptfl"),
+        ("plot_independent", "fedplot"),
+        ("fedsept_public", "fedsept"),
     ],
 )
 def test_a_control_row_has_the_rates_of_the_row_that_it_controls(control, controlled):

@@ -1,4 +1,4 @@
-"""The task of emoji: clients of styles, and a style that is left out."""
+"""The task of emoji: who has which images, and what nobody trains on."""
 
 import pytest
 import torch
@@ -48,3 +48,29 @@ def test_two_classes_a_client_and_validation_on_other_concepts():
     )
     assert first & second <= {"dvd", "disk"}  # one drawing with two names
     assert torch.equal(held.labels.unique(), torch.arange(24))
+
+
+@pytest.mark.parametrize("shots", [4, 16])
+def test_shots_are_images_of_a_class_of_all_clients_together(shots):
+    trial = made(f"{shots}-shots")
+    assert trial.mixes.view(10, -1, 24).sum((0, 1)).tolist() == [shots] * 24
+
+
+def test_new_classes_are_tests_only():
+    trial = made("base-to-new")
+    new = trial.further["new"]
+    assert [*trial.setting.class_names, *new.class_names] == list(samples.CLASS_NAMES)
+    _, test = samples.emoji()
+    assert torch.equal(new.inputs, test.images[test.labels >= 12].flatten(1))
+    assert torch.equal(new.labels, test.labels[test.labels >= 12] - 12)
+    assert len(trial.test) == int((test.labels < 12).sum())
+
+
+def test_cluttered_emoji_are_small_among_others():
+    _, test = samples.emoji()
+    alone = torch.ones_like(test.images)  # fragments of nothing
+    drawn = emoji.cluttered(test.images, torch.Generator().manual_seed(0))
+    assert torch.equal(emoji.cluttered(alone, torch.Generator().manual_seed(0)), alone)
+    corners = [(side[:, :, :4, :4] < 0.9).flatten(1).any(1) for side in (test.images, drawn)]
+    before, after = (corner.float().mean() for corner in corners)
+    assert after > 2 * before  # fragments are everywhere
