@@ -72,7 +72,7 @@ class Sizes(NamedTuple):
         return {"context_length": LENGTH, "vocab_size": vocabulary, **sizes}
 
 
-LARGE = Sizes(dim=128, width=128, layers=3, merges=2900, steps=800)
+LARGE = Sizes(dim=128, width=128, layers=3, merges=2900, steps=1100)
 TINY = Sizes(dim=96, width=96, layers=2, merges=1400, steps=500)
 TINY_VISION = {"layers": 4, "width": 96, "head_width": 24, "patch_size": 4, "image_size": SMALL}
 TINY_STEPS = 600
