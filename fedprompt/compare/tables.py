@@ -118,7 +118,8 @@ def rows(
         header.append(problem.columns[name])
         body.append([percent(values) if values else "" for values in columns])
         if name == "h":  # of the two means, as in the papers
-            body[-1] = [f"{100 * harmonic(seeds):.1f}" for seeds in by_row.values()]
+            pairs = zip(by_row.values(), columns, strict=True)
+            body[-1] = [f"{100 * harmonic(seeds):.1f}" if values else "" for seeds, values in pairs]
         for word, titles in problem.references.items() if name in problem.compared else ():
             header.append(f"{problem.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))

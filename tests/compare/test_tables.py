@@ -83,3 +83,15 @@ def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch)
     (below,) = pages.quoted(found, TASKS["mnist"], "deep-domains")
     words = below.splitlines()[0].strip("|").split("|")
     assert list(map(str.strip, words)) == ["difference", "own mix", "new clients"]
+
+
+def test_rows_without_new_classes_have_no_harmonic_mean():
+    def record(title, **new):
+        told = {"partition": "styles", "row": title, "trial": None, "seed": 0, "values": {}}
+        return told | {"own": 0.5, "full": 0.4, "balanced": 0.4, "bytes_up": 4.0} | new
+
+    told, known = record("PromptFL"), record("FedOTP", new=0.4, h=0.4)
+    header, _ = tables.rows([told], TASKS["emoji"], "styles")
+    assert "H" not in header
+    header, body = tables.rows([told, known], TASKS["emoji"], "styles")
+    assert {line[0]: line[header.index("H")] for line in body} == {"PromptFL": "", "FedOTP": "40.0"}
