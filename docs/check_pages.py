@@ -46,6 +46,7 @@ const found = [], raw = /\\$[^$ ][^$]*\\$|\\\\\\(|\\\\\\[|\\\\[a-z]{3,}\\b/;
 function inspect(page, width, frame) {
   const doc = frame.contentDocument, view = frame.contentWindow;
   const say = (problem, text) => found.push([page, width, problem, text.trim().slice(0, 100)]);
+  for (const fold of doc.querySelectorAll("details")) fold.open = true;
   for (const pre of doc.querySelectorAll("pre")) {
     const lines = pre.innerText.split("\\n");
     const widest = lines.reduce((a, b) => a.length > b.length ? a : b, "");
@@ -55,6 +56,7 @@ function inspect(page, width, frame) {
     const wide = width === widths[0];
     // Files of the gallery have 100 columns and a smaller font.
     const limit = pre.closest(".whole-file") ? 100 : columns;
+    if (pre.closest(".highlight-text")) continue;  // the exact output of a command wraps
     if (widest.length > limit && !source && wide) say("over " + limit + " columns", widest);
     if (hidden && !scrolls) say("cut code block", widest);
     else if (hidden && widest.length <= limit && wide) say("code block scrolls", widest);

@@ -52,7 +52,7 @@ def draw(name, place, title, columns, rows):
         run for run in runs if run["partition"] == partition and run["trial"] is None
     ]
     height = 1.3 + 0.28 * len(rows)
-    figure, axes = plt.subplots(figsize=(5.8, height), layout="constrained")
+    figure, axes = plt.subplots(figsize=(4.4, height), layout="constrained")
     for number, (column, words) in enumerate(columns.items()):
         values = [[100 * r[column] for r in runs if r["row"] == row] for row in rows]
         means = [np.mean(each) for each in values]
@@ -63,9 +63,9 @@ def draw(name, place, title, columns, rows):
         style = {"height": 0.38, "color": COLORS[number], "ecolor": GRAY}
         axes.barh(where, means, xerr=errors, label=words, **style)
     axes.set_yticks(range(len(rows)), list(rows.values()))
-    axes.set_title(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, x=0.02, ha="left")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncol=2, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncol=2, frameon=False, fontsize=9)
     target = DOCS / "images" / f"{name}.svg"
     figure.savefig(target, transparent=True, metadata={"Date": None})
 

@@ -167,7 +167,7 @@ def mutual_loss(
         ValueError: If shapes differ.
 
     Example:
-        >>> first, second = torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 2)
+        >>> first, second = torch.tensor([[[2.0, 0.0], [0.0, 0.0]], [[2.0, 0.0]] * 2])
         >>> loss = mutual_loss(first, second, temperature=1.0)
         >>> bool(loss > 0), mutual_loss(first, first, temperature=1.0)
         (True, tensor(0.))

@@ -40,7 +40,7 @@ def sample_clients(
         ValueError: If there are no clients, or `size` is negative or larger than their number.
 
     Example:
-        >>> drawn = sample_clients(range(100), size=10, generator=torch.Generator().manual_seed(0))
+        >>> drawn = sample_clients(range(100), size=10, generator=torch.manual_seed(0))
         >>> len(set(drawn)), drawn == sorted(drawn)
         (10, True)
     """

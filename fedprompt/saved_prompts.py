@@ -91,11 +91,12 @@ def save_prompts(
         >>> from safetensors.torch import save_file
         >>> network = timm.create_model("test_vit", num_classes=0).eval()
         >>> trunk = vit_trunk(network)
-        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": nn.Linear(64, 2)})
+        >>> prompts, head = DeepPrompts(3, trunk), nn.Linear(64, 2)
+        >>> trained = nn.ModuleDict({"prompts": prompts, "head": head})
         >>> with TemporaryDirectory() as folder:
         ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
-        ...     about = {"class_names": ["cat", "dog"], "method": "fedvpt_d"}
-        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, model="timm:test_vit", **about)
+        ...     about = {"class_names": ["cat", "dog"], "model": "timm:test_vit"}
+        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, **about)
         ...     model = load_prompts(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
         >>> model.class_names, model(torch.zeros(1, 3, 160, 160)).shape
         (['cat', 'dog'], torch.Size([1, 2]))

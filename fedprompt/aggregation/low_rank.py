@@ -53,7 +53,7 @@ def low_rank_mean(
 
         >>> def payload(row):
         ...     one = torch.tensor(1.0)
-        ...     return {"B": Weighted(row.unsqueeze(1), one), "A": Weighted(row.unsqueeze(0), one)}
+        ...     return {"B": Weighted(row[:, None], one), "A": Weighted(row[None], one)}
         >>> mean = low_rank_mean([payload(row) for row in torch.eye(2)], {"W": ("B", "A")})
         >>> mean["W"].value
         tensor([[ 0.2500, -0.2500],

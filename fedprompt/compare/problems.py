@@ -64,7 +64,7 @@ class Problem:
 
         >>> problem = Problem(
         ...     title="Digits", partitions={"iid": "60 images"},
-        ...     rows=lambda partition: [Row.of("local")], make=lambda partition, row, **where: None,
+        ...     rows=lambda partition: [Row.of("local")], make=lambda *_, **where: None,
         ... )
         >>> [row.title for row in problem.rows("iid")]
         ['Local training']

@@ -43,7 +43,7 @@ class Results:
     Example:
         >>> from fedprompt.compare import Problem
         >>> problem = Problem(
-        ...     title="Digits", partitions={"iid": ""}, rows=lambda partition: [], make=lambda: None
+        ...     title="Digits", partitions={"iid": ""}, rows=lambda partition: [], make=dict
         ... )
         >>> record = {"partition": "iid", "trial": None, "values": {}, "backward": 8}
         >>> scores = {"own": 0.5, "clients": {"0": {"own": 0.5}}}

@@ -55,8 +55,8 @@ def backdoored(
         >>> from fedprompt.methods import Federation, VitSetting, fedvpt_d
         >>> images, labels, *_ = samples.digits()
         >>> setting = VitSetting(
-        ...     trunks=[fp.vit_trunk(samples.vit("S"))], clients=range(2), num_classes=10, rounds=1,
-        ...     steps=1, cohort_size=2, batch_size=8, seed=0, public=images[:0],
+        ...     trunks=[fp.vit_trunk(samples.vit("S"))], clients=range(2), num_classes=10,
+        ...     rounds=1, steps=1, cohort_size=2, batch_size=8, seed=0, public=images[:0],
         ... )
         >>> method = backdoored(fedvpt_d(setting), malicious=[1], target=7)
         >>> shards = {0: torch.arange(20), 1: torch.arange(20, 40)}

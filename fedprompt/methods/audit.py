@@ -81,7 +81,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
         ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10,
         ...     rounds=1, steps=1, cohort_size=2,
         ... )
-        >>> federation = methods.Federation(setting, split.train_images, split.train_labels, shards)
+        >>> train = split.train_images, split.train_labels
+        >>> federation = methods.Federation(setting, *train, shards)
         >>> methods.check_messages(methods.fedprox, federation).repeats
         24
     """

@@ -88,8 +88,8 @@ class VitSetting(_OneTrunk):
     Example:
         >>> from fedprompt import samples, vit_trunk
         >>> setting = VitSetting(
-        ...     trunks=[vit_trunk(samples.vit("S")), vit_trunk(samples.vit("B"))], num_features=32,
-        ...     num_classes=10, rounds=2,
+        ...     trunks=[vit_trunk(samples.vit("S")), vit_trunk(samples.vit("B"))],
+        ...     num_features=32, num_classes=10, rounds=2,
         ... )
         >>> [setting.new_model(client).trunk.dim for client in range(4)]
         [48, 64, 48, 64]

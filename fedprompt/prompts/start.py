@@ -33,7 +33,7 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
         >>> from timm.models.vision_transformer import VisionTransformer
         >>> model = VisionTransformer(16, 4, embed_dim=8, depth=2, num_heads=2)
         >>> trunk, images = vit_trunk(model), torch.rand(6, 3, 16, 16)
-        >>> clients = [mean_patch_tokens(trunk, images[:2]), mean_patch_tokens(trunk, images[2:])]
+        >>> clients = [mean_patch_tokens(trunk, each) for each in images.split([2, 4])]
         >>> mean = weighted_mean(clients)
         >>> tuple(mean.value.shape), mean.weight
         ((2, 8), tensor(6.))

@@ -25,7 +25,8 @@ for server_round in range(4):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for batch in shard[torch.randperm(len(shard))].split(32):
             optimizer.zero_grad()
-            torch.nn.CrossEntropyLoss()(predict(images[batch]), labels[batch]).backward()
+            loss = torch.nn.CrossEntropyLoss()(predict(images[batch]), labels[batch])
+            loss.backward()
             optimizer.step()
         payloads.append(fp.collect(model, weight=len(shard)))
     fp.load_values(model, fp.weighted_mean(payloads))
