@@ -117,8 +117,7 @@ STATE = {
 REFUSED = """
 record({'a': torch.zeros(1), 'b': [1.0]}) -> TypeError: `message['b']` must be a tensor or a
 record([torch.zeros(1)]) -> TypeError: `message` must map names to tensors or Weighted; got a list
-num_bytes({'a': Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0]))}) \
--> ValueError: finite and at least 0; got -1.0
+num_bytes({'a': Weighted(zeros(3), tensor([1.0, -1.0, 0.0]))}) -> ValueError: finite and at least 0;
 record({}, direction='sideways') -> ValueError: `direction` must be 'up' or 'down'; got 'sideways'
 record({}, client=torch.tensor(3)) -> TypeError: `client` must be a string, a number
 record({}, client=[1]) -> TypeError: `client` must be a string, a number
