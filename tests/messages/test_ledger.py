@@ -27,13 +27,9 @@ def ledger():
 
 
 ENTRIES = [
-    (0, "b", "down", 60, 0),
-    (0, "b", "up", 44, 0),
-    (0, 'a, "c"', "down", 60, 0),
-    (0, 'a, "c"', "up", 44, 0),
-    (1, "b", "down", 60, 0),
-    (1, "b", "up", 44, 0),
-]
+    (0, "b", "down", 60, 0), (0, "b", "up", 44, 0), (0, 'a, "c"', "down", 60, 0),
+    (0, 'a, "c"', "up", 44, 0), (1, "b", "down", 60, 0), (1, "b", "up", 44, 0),
+]  # fmt: skip
 
 
 def test_ledger_keeps_one_entry_for_each_message_with_content(ledger):
@@ -106,12 +102,9 @@ def test_the_state_of_a_ledger_is_the_one_written_by_hand():
 
 
 STATE = {
-    "server_round": [4, 4],
-    "client": [("site", 7), ("site", 7)],
-    "direction": ["up", "up"],
-    "num_bytes": [12, 8],
-    "framed": [50, 0],
-}
+    "server_round": [4, 4], "client": [("site", 7), ("site", 7)], "direction": ["up", "up"],
+    "num_bytes": [12, 8], "framed": [50, 0],
+}  # fmt: skip
 
 
 REFUSED = """
