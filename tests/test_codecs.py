@@ -5,7 +5,7 @@ import torch
 
 from fedprompt import Weighted
 from fedprompt.codecs import float16, int8, top_k
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 
 HALF, BYTE, TOP = float16(), int8(), top_k(fraction=0.25)
@@ -81,11 +81,10 @@ def test_rows_without_numbers_or_of_zeros_have_a_scale_of_zero(dtype):
         assert codec.decode(message, like=payload)["head"].value.equal(value)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 top_k(fraction=0) -> ValueError: `fraction` must be above 0; got 0
 top_k(fraction=1.5) -> ValueError: `fraction` must be at most 1; got 1.5
-HALF.encode({'a': Weighted(torch.tensor([70000.0]), torch.ones(1))}, {}) \
--> ValueError: `payload['a'] in float16` must be finite; got 1 entries
+HALF.encode({'a': Weighted(tensor([70000.0]), ones(1))}, {}) -> ValueError: in float16` must be fini
 BYTE.encode({'a': Weighted(torch.tensor([1e+300]).double() * 1e+300, torch.ones(1))}, {}) \
 -> ValueError: `payload['a'].value` must be finite wherever
 BYTE.encode({'a': Weighted(torch.tensor([1e+300], dtype=torch.float64), torch.ones(1))}, {}) \
@@ -102,12 +101,5 @@ BYTE.decode({'a/codes': torch.ones(2, 3), 'a/scale': ONE['a']}, like=ONE) \
 BYTE.decode({'a/codes': torch.ones(2, 3, dtype=torch.int8), 'a/scale': ONE['a']}, like=ONE) \
 -> ValueError: `message['a/scale'].value` must have shape (2,); got (2, 3)
 BYTE.decode({'a': torch.ones(2)}, like=ONE) -> ValueError: `message` must have the names
-TOP.decode(SENT | {'a/weight': torch.tensor([1.0, -1.0])}, like=ONE) \
--> ValueError: `message['a'].weight` must be finite and at least 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+TOP.decode(SENT | {'a/weight': tensor([1.0, -1.0])}, like=ONE) -> ValueError: ['a'].weight` must be
+""")

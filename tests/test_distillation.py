@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, class_means, distillation_loss, weighted_mean
 from references import fedhpl
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -268,7 +268,7 @@ LOGITS, LABELS, TEACHER = (
 )
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 class_means(LOGITS, tensor([0, 3]), num_classes=3) -> ValueError: `labels` must lie in [0, 3); got
 class_means(LOGITS, tensor([0.0, 2.0]), num_classes=3) -> TypeError: `labels` must be integers of
 class_means(LOGITS, tensor([0]), num_classes=3) -> ValueError: `labels` must have one entry for each
@@ -291,10 +291,4 @@ distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) -> ValueError: `temper
 distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) -> ValueError: `temperature` must
 distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor([1.0, -1.0, 1.0]))) \
 -> ValueError: `teacher.weight` must be finite and at least 0; got -1.0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 import fedprompt as fp
 from fedprompt import precompute
-from refusals import check_refused, refusals
+from refusals import refused
 
 IMAGES = torch.randn(11, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -180,7 +180,7 @@ def features(dataset=IMAGES, encode=lambda images: images, **options):
 
 
 LABELED = [{"image": IMAGES[0], "label": 1}]
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 features([]) -> ValueError: `dataset` must contain at least one image; got none
 features(Endless()) -> TypeError: got a Endless
 features(tensor(1.0)) -> TypeError: got a Tensor
@@ -205,10 +205,4 @@ features(encode=lambda images: (images, images)) -> TypeError: `encode` must ret
 features(encode=lambda images: images.mean()) -> ValueError: `encode` must return a row for
 features(encode=lambda images: images[:3]) -> ValueError: `encode` must return a row for
 features(encode=lambda images: images[:, : len(images) - 1]) -> ValueError: `encode` must
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -17,7 +17,7 @@ from clips import VISION
 from fedprompt.methods import METHODS
 from fedprompt.tuning import adapters, biases, lora, norms, save_lora
 from models import build, perturbed, row_named, tiny_vit
-from refusals import check_refused, refusals
+from refusals import refused
 from tiny_federations import last, vit_federation
 from tolerance import assert_near
 
@@ -131,7 +131,7 @@ def norms_alone():
     return nn.Sequential(nn.LayerNorm(2, bias=False))
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 lora(open_clip_tower(), rank=1) -> ValueError: `model` must have linear layers named qkv, q_proj,
 unread() -> ValueError: `trainable` must be read by the features; leave out the others, such as
 lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
@@ -144,13 +144,7 @@ adapters(tiny_vit(), width=0) -> ValueError: `width` must be at least 1; got 0
 norms(nn.Linear(2, 2)) -> ValueError: `model` must have normalization layers; got Linear.
 biases(norms_alone()) -> ValueError: `model` must have parameters named bias; got Sequential.
 norms([]) -> TypeError: `model` must be an nn.Module; got a list of length 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")
 
 
 def test_without_peft_the_error_names_the_extra(monkeypatch):

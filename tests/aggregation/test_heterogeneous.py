@@ -5,7 +5,7 @@ import torch
 
 from fedprompt import Weighted, class_means, heterogeneous_means
 from references import fedhpl
-from refusals import check_refused, refusals
+from refusals import refused
 from tolerance import assert_near
 
 CLASSES = 5
@@ -88,7 +88,7 @@ def test_similarity_is_called_with_the_dimension_of_the_teacher_first():
 ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 heterogeneous_means([ONE, ONE], [4]) -> ValueError: `dims` must have one latent dimension for
 heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent dimension for each
 heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
@@ -99,10 +99,4 @@ heterogeneous_means([ONE], [4], similarity=lambda dim, other: -1.0) \
 -> ValueError: `similarity(4, 4)` must be at least 0; got -1.0
 heterogeneous_means([ONE], [4], similarity=lambda dim, other: torch.inf) \
 -> ValueError: `similarity(4, 4)` must be finite; got inf
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -9,7 +9,7 @@ import torch
 
 from fedprompt import Weighted, weighted_mean
 from fedprompt.aggregation import distances, mixtures
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_same
 
 MOST = sys.float_info.max
@@ -160,7 +160,7 @@ def test_empty_tensors_have_distance_zero():
 
 
 NAN = torch.tensor([torch.nan, 1.0])
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 mixtures([ONE], [[1.0]]) -> TypeError: `weights` must be floating-point of shape (answers, clients)
 mixtures([ONE], torch.ones(1)) -> ValueError: `weights` must have shape (answers, clients), at
 mixtures([ONE], torch.tensor([[-0.5]])) -> ValueError: `weights` must lie in [0, 1e+18]; got -0.5.
@@ -171,8 +171,7 @@ mixtures(ONE, torch.ones(1, 1)) -> TypeError: `payloads` must be an iterable of 
 mixtures([ONE['head']], torch.ones(1, 1)) -> TypeError: `payloads[0]` must map names to Weighted
 mixtures([ONE, {'head': Weighted(torch.ones(3), torch.tensor(1.0))}], torch.ones(1, 2)) \
 -> ValueError: `payloads[1]['head'].value` must have the shape of the first entry (2,); got (3,).
-mixtures([ONE, {'head': Weighted(NAN, torch.tensor(1.0))}], torch.eye(2)) \
--> ValueError: `payloads[1]['head'].value` must be finite wherever its weight is positive
+mixtures([ONE, {'head': Weighted(NAN, tensor(1.0))}], eye(2)) -> ValueError: ['head'].value` must be
 averaging_server({'a': torch.ones(2)}).answer(1, {}) -> ValueError: `state` must come from the
 distances([]) -> ValueError: `payloads` must hold at least one payload; got none.
 distances(ONE) -> TypeError: `payloads` must be an iterable of payloads; got one dict.
@@ -180,10 +179,4 @@ distances([ONE, {'other': ONE['head']}]) -> ValueError: `payloads[1]` must have 
 distances([{'head': Weighted(NAN, torch.tensor(1.0))}]) -> ValueError: `payloads[0]['head'].value`
 distances([{'head': ONE['head']._replace(weight=torch.tensor(-1.0))}]) \
 -> ValueError: `payloads[0]['head'].weight` must be finite and at least 0; got -1.0.
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedprompt import Weighted, weighted_mean
 from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 from references import robust
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -235,7 +235,7 @@ def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
 
 
 FOUR_AND_NAN = [payload([1.0])] * 4 + [payload([torch.nan])]
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 weighted_median([]) -> ValueError: `entries` must hold at least one entry or payload; got none
 weighted_median([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) -> ValueError: `entries[1].value`
 weighted_median([ONE, ONE._replace(weight=-torch.ones(2))]) -> ValueError: `entries[1].weight` must
@@ -255,10 +255,4 @@ krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must
 multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must be at
 multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=0) -> ValueError: `num_selected` must be at
 multi_krum(FOUR_AND_NAN, num_byzantine=0, num_selected=5) -> ValueError: `num_selected` must be at
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -199,14 +199,9 @@ def test_streams_and_their_layers_are_part_of_the_fingerprint():
 def test_names_order_and_number_of_classes_are_part_of_the_fingerprint():
     trunk = fp.vit_trunk(tiny_vit())
     sets = [
-        ["cat", "dog"],
-        ["dog", "cat"],
-        ["cat"],
-        ["cat", "cat"],
-        ["cat", "dog", "yurt"],
-        ["cat, dog"],
-        ['cat", "dog'],
-    ]
+        ["cat", "dog"], ["dog", "cat"], ["cat"], ["cat", "cat"], ["cat", "dog", "yurt"],
+        ["cat, dog"], ['cat", "dog'],
+    ]  # fmt: skip
     assert len({fp.fingerprint(trunk, class_names=names)["classes"] for names in sets}) == len(sets)
     assert "classes" not in fp.fingerprint(trunk)
 

@@ -3,7 +3,6 @@
 from functools import cache
 
 import open_clip
-import pytest
 import transformers
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import VisionTransformer
@@ -24,7 +23,7 @@ from fedprompt import (
 from fedprompt.interfaces import PromptedText
 from models import build, draw_images, row_named, tiny_vit
 from own_trunks import PlainTrunk
-from refusals import check_refused, refusals
+from refusals import refused
 from towers import build_tower, tower_named
 
 LONG, LONGEST = "polar bear " * 20, "bear " * 21
@@ -195,7 +194,7 @@ def checked(*given, **more):
     return check.text_encoder(tower(), *given, **more)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 tower().class_names('cat') -> TypeError: `names` must be a sequence of strings; got 'cat'
 tower().class_names(3) -> TypeError: `names` must be a sequence of strings; got 3
 tower().class_names(['cat', 3]) -> TypeError: `names[1]` must be a string; got 3
@@ -341,10 +340,4 @@ fingerprint(vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)) -> TypeError: `streams
 fingerprint(vit_trunk(tiny_vit()), class_names='cat') -> TypeError: `class_names` must be a
 fingerprint(vit_trunk(tiny_vit()), class_names=[1]) -> TypeError: `class_names[0]` must
 fingerprint(vit_trunk(tiny_vit()), name_position='end') -> TypeError: `name_position` must
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -131,21 +131,11 @@ class Scaled(Wrapped):
 
 
 WRONG = {
-    OtherWidth: "shape",
-    Squeezed: "shape",
-    Random: "repeatable",
-    SortedClasses: "classes",
-    Centered: "classes",
-    MixedContexts: "contexts",
-    ReadsPadding: "end of text",
-    IgnoresSuffixContext: "class-specific",
-    OneSample: "samples",
-    Detached: "gradients",
-    Trains: "frozen",
-    Counts: "unchanged",
-    Copied: "shared",
-    Scaled: "same as the model",
-}
+    OtherWidth: "shape", Squeezed: "shape", Random: "repeatable", SortedClasses: "classes",
+    Centered: "classes", MixedContexts: "contexts", ReadsPadding: "end of text",
+    IgnoresSuffixContext: "class-specific", OneSample: "samples", Detached: "gradients",
+    Trains: "frozen", Counts: "unchanged", Copied: "shared", Scaled: "same as the model",
+}  # fmt: skip
 
 
 @pytest.mark.unhooked  # the wrong shapes would be refused by the hook

@@ -18,24 +18,14 @@ from fedprompt.interfaces import PromptStream
 from tolerance import assert_near
 
 SIZES = {
-    "vocab_size": 49408,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "max_position_embeddings": CONTEXT_LENGTH,
-    "projection_dim": 12,
-    "bos_token_id": 49406,
-    "eos_token_id": 49407,
-}
+    "vocab_size": 49408, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "max_position_embeddings": CONTEXT_LENGTH, "projection_dim": 12,
+    "bos_token_id": 49406, "eos_token_id": 49407,
+}  # fmt: skip
 VISION = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "image_size": 16,
-    "patch_size": 8,
-}
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "image_size": 16, "patch_size": 8,
+}  # fmt: skip
 
 
 def text_model(**changes):

@@ -1,12 +1,11 @@
 """Partitions of FedHPL, in which clients may share samples."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt.data import dirichlet_overlapping
-from refusals import check_refused, refusals
+from refusals import refused
 
 
 @settings(max_examples=50, deadline=None)
@@ -81,7 +80,7 @@ def overlapping(**changed):
     return dirichlet_overlapping([0, 0, 1, 1], **options | changed)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 overlapping(size=5) -> ValueError: `size` must be at most 4, the number of labels; got 5
 overlapping(size=0) -> ValueError: `size` must be at least 1; got 0
 overlapping(num_clients=0) -> ValueError: `num_clients` must be at least 1; got 0
@@ -89,10 +88,4 @@ overlapping(min_per_class=2) -> ValueError: `min_per_class` must fit into `size`
 overlapping(alpha=0) -> ValueError: `alpha` must be above 0; got 0
 overlapping(alpha=float('inf')) -> ValueError: `alpha` must be finite; got inf
 overlapping(alpha=10000000000000.0) -> ValueError: `alpha` must
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

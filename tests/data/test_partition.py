@@ -25,7 +25,7 @@ from fedprompt.data import (
     study_quiz_split,
 )
 from references.partition import capped_dirichlet, class_counts
-from refusals import check_refused, refusals
+from refusals import refused
 
 LABELS = (
     np.random.default_rng(7).permutation(np.repeat(np.arange(6), [40, 31, 52, 8, 27, 42])).tolist()
@@ -346,7 +346,7 @@ def test_anything_but_a_generator_is_refused(name: str, generator: object) -> No
 
 
 DRAW = np.random.default_rng(0)
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 dirichlet([0] * 50 + [1] * 50, num_clients=3, alpha=1e-06, min_size=1, generator=DRAW) \
 -> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws with this `alpha`
 dirichlet([0] * 5, num_clients=2, alpha=1.0, min_size=3, generator=DRAW) \
@@ -382,10 +382,4 @@ by_domain([1, True], all_domains=[1, 2]) -> TypeError: `domains[1]` must be a st
 by_domain(['art', 3]) -> TypeError: `domains[1]` must be a string or an integer, like all entries
 by_domain('art') -> TypeError: `domains` must be an array, a tensor or a sequence; got 'art'
 by_domain(np.zeros((2, 2), dtype=int)) -> ValueError: `domains` must have shape (samples,); got (2
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

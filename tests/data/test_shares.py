@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedprompt.data import allocate, class_shares, dirichlet_shares, iid_shares, pathological_shares
 from references.partition import class_counts, is_fair_picking, least
-from refusals import check_refused, refusals
+from refusals import refused
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +90,7 @@ def pathological(**changed):
 
 
 DRAW = np.random.default_rng(0)
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 dirichlet(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
 dirichlet(num_clients=0) -> ValueError: `num_clients` must be at least 1; got 0
 dirichlet(alpha=0.0) -> ValueError: `alpha` must be above 0; got 0.0
@@ -109,10 +109,4 @@ pathological(classes_per_client=0) -> ValueError: `classes_per_client` must be a
 pathological(num_clients=-1) -> ValueError: `num_clients` must be at least 1; got -1
 iid_shares(2, 0) -> ValueError: `num_classes` must be at least 1; got 0
 iid_shares(0, 3) -> ValueError: `num_clients` must be at least 1; got 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

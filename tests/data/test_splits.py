@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt.data import base_new_split, few_shot, group_split, study_quiz_split
-from refusals import check_refused, refusals
+from refusals import refused
 
 
 @settings(max_examples=50, deadline=None)
@@ -85,7 +85,7 @@ def test_base_classes_are_the_first_half_and_the_middle_one(num_classes: int) ->
 
 
 DRAW = np.random.default_rng(0)
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 study_quiz_split([0, 1], quiz_size=0, generator=DRAW) -> ValueError: `quiz_size` must be at least 1;
 study_quiz_split([0, -1], quiz_size=1, generator=DRAW) -> ValueError: `labels` must be at least 0;
 few_shot(labels=[0, 1], shots=0, generator=DRAW) -> ValueError: `shots` must be at least 1; got 0
@@ -94,10 +94,4 @@ few_shot(labels=[0, 1], shots=1, generator=0) -> TypeError: `generator` must be 
 group_split(['ann'] * 3, share=0.5, generator=DRAW) -> ValueError: `len(set(groups))` must be at
 group_split(['ann', 'bob'], share=0.0, generator=DRAW) -> ValueError: `share` must be above 0; got
 base_new_split(1) -> ValueError: `num_classes` must be at least 2; got 1
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -6,7 +6,7 @@ import torch.nn as nn
 
 from fedprompt.guidance import guide_gradient, guided_loss
 from guided import CLASSES, QUIZ, STUDY, Guided, draw_guides, mlp
-from refusals import check_refused, refusals
+from refusals import refused
 
 
 def run(model=None, guides=None, study=None, quiz=None, **options):
@@ -62,7 +62,7 @@ def test_inference_mode_is_refused():
         run()
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 good_loss(labels=tensor([0, 4])) -> ValueError: `labels` must lie in [0, 4); got values from
 good_loss(labels=zeros(2)) -> TypeError: `labels` must be integers of shape (batch,)
 good_loss(labels=tensor([0])) -> ValueError: `logits` must have the shape of labels by
@@ -98,10 +98,4 @@ run(update=lambda parameters, gradients, *, learning_rate: {}) -> ValueError: `u
 run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: got ['more']
 run(update=lambda own, _, learning_rate: own) -> ValueError: compute the step from the gradients
 run(method=lambda *given: guidance.central_difference(*given, step=0.0)) -> ValueError: above 0; got
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

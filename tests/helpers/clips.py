@@ -17,27 +17,14 @@ TOKENIZER = open_clip.tokenizer.SimpleTokenizer(context_length=CONTEXT_LENGTH)
 
 # Names of 1, 2, 3 and more tokens. The tower needs several rows for them, the last one not full.
 NAMES = (
-    "cat",
-    "golden retriever",
-    "Boeing 737-800",
-    "sulphur-crested cockatoo",
-    "yurt",
-    "dog",
-    "polar bear",
-    "oak",
-    "elm",
-    "ash",
-    "fig",
-)
+    "cat", "golden retriever", "Boeing 737-800", "sulphur-crested cockatoo", "yurt", "dog",
+    "polar bear", "oak", "elm", "ash", "fig",
+)  # fmt: skip
 
 CUSTOM_BLOCK = {
-    "qk_norm": True,
-    "scale_heads": True,
-    "scale_attn_inner": True,
-    "scale_attn": True,
-    "scale_fc": True,
-    "ls_init_value": 0.5,
-}
+    "qk_norm": True, "scale_heads": True, "scale_attn_inner": True, "scale_attn": True,
+    "scale_fc": True, "ls_init_value": 0.5,
+}  # fmt: skip
 BOTH_WAYS = {"custom": True, "no_causal_mask": True}
 TOWERS = {
     "CLIP": {},

@@ -33,14 +33,11 @@ PATCH_14: Mapping[str, object] = {"img_size": 56}
 
 # Versions of timm that added a model, or a float64 table of mixed rotary positions.
 SINCE = {
-    "vit_base_patch14_reg1_tipsv2": "1.0.28",
-    "vit_tiny_patch16_dinov3_qkvb": "1.0.28",
-    "vit_base_patch16_radio_v3": "1.0.31",
-    "vit_small_patch16_rope_mixed_224": "1.0.31",
-    "vit_small_patch16_rope_mixed_ape_224": "1.0.31",
-    "test_vit_relpos": "1.0.31",
+    "vit_base_patch14_reg1_tipsv2": "1.0.28", "vit_tiny_patch16_dinov3_qkvb": "1.0.28",
+    "vit_base_patch16_radio_v3": "1.0.31", "vit_small_patch16_rope_mixed_224": "1.0.31",
+    "vit_small_patch16_rope_mixed_ape_224": "1.0.31", "test_vit_relpos": "1.0.31",
     "test_coatnet": "1.0.31",
-}
+}  # fmt: skip
 
 
 def installed(name: str) -> bool:
@@ -156,14 +153,9 @@ def perturbed(model: nn.Module, *, seed: int = 0) -> nn.Module:
 def tiny_vit(**overrides: object) -> VisionTransformer:
     """Make a float64 ViT with four patches, a class token, a register and three blocks."""
     sizes = {
-        "img_size": 16,
-        "patch_size": 8,
-        "embed_dim": 12,
-        "depth": 3,
-        "num_heads": 2,
-        "reg_tokens": 1,
-        "num_classes": 0,
-    }
+        "img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 3, "num_heads": 2,
+        "reg_tokens": 1, "num_classes": 0,
+    }  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = VisionTransformer(**sizes | overrides)

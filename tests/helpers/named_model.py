@@ -23,15 +23,9 @@ class Model(nn.Module):
 
 
 NAMES = [
-    "keys",
-    "scale",
-    "head.weight",
-    "head.bias",
-    "header.weight",
-    "encode.weight",
-    "norm.weight",
+    "keys", "scale", "head.weight", "head.bias", "header.weight", "encode.weight", "norm.weight",
     "norm.bias",
-]
+]  # fmt: skip
 
 
 def tensors_of(module):

@@ -1,6 +1,7 @@
 """Tables of refused calls: one line a row, ``call -> ErrorType: start of the message``."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,3 +28,17 @@ def check_refused(call: str, error: str, message: str, namespace: dict[str, Any]
     namespace = names | namespace
     with pytest.raises(eval(error, namespace), match=re.escape(message)):
         eval(call, namespace)
+
+
+def refused(names: dict[str, Any]) -> Callable[[str], Callable[..., None]]:
+    """Return a function that makes the test of a table, with the names of a test file."""
+
+    def test_of(table: str) -> Callable[..., None]:
+        @pytest.mark.bad_input
+        @pytest.mark.parametrize(("call", "error", "message"), refusals(table))
+        def test(call: str, error: str, message: str) -> None:
+            check_refused(call, error, message, names)
+
+        return test
+
+    return test_of

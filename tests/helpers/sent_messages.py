@@ -23,6 +23,11 @@ class Messages(list[Sent]):
         chosen = [each for each in self if each.direction == direction]
         return [(each.server_round, each.client, each.message) for each in chosen]
 
+    def at(self, server_round: int, direction: str) -> dict[int, Message]:
+        """Return the messages of one direction in a round, by the client."""
+        chosen = [each for each in self.of(direction) if each[0] == server_round]
+        return {client: message for _, client, message in chosen}
+
 
 def sent_by(federation: Federation) -> Messages:
     """Return a list that grows by one with each message of the federation."""

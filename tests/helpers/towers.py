@@ -123,22 +123,13 @@ OPEN_CLIP = (
 # --- transformers
 
 SIZES = {
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 3,
-    "intermediate_size": 96,
-    "image_size": IMAGE_SIZE,
-    "patch_size": 8,
-}
+    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 96,
+    "image_size": IMAGE_SIZE, "patch_size": 8,
+}  # fmt: skip
 TEXT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 32,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "vocab_size": 32, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
 
 
 def _make(name: str, config: str, **sizes: object) -> nn.Module:

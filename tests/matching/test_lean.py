@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compilers import COMPILERS
 from fedprompt import transport_logits
 from fedprompt.transport import newton
-from refusals import check_refused, refusals
+from refusals import refused
 from tolerance import assert_near
 
 lean = importlib.import_module("fedprompt.matching._lean")
@@ -227,7 +227,7 @@ def one_by_one(patches=X, text=H, **options):
         return transport_logits(patches, text, **{"scale": 1.0, "lean": True, **options})
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 one_by_one(X / ones(4, 1, 1).index_fill(0, tensor(2), 0)) -> ValueError: must be finite; got
 one_by_one(text=H / 0) -> ValueError: `text` must be finite; got
 one_by_one(gradient=transport.implicit) -> ValueError: `gradient` must be plan_fixed for lean logits
@@ -237,10 +237,4 @@ one_by_one(solver=transport.unbalanced) -> ValueError: `solver` must return dual
 one_by_one(solver=natural_duals) -> ValueError: `solver` must return the duals of its plans
 one_by_one(strict=1) -> TypeError: `strict` must be True or False
 one_by_one(lean=1) -> TypeError: `lean` must be True or False
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

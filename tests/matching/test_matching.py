@@ -11,7 +11,7 @@ from fedprompt import cosine_logits, transport_logits
 from fedprompt.transport import dykstra, envelope, exact, implicit, independent, newton, sinkhorn
 from references import fedotp
 from references.transport import marginals, slow_plan
-from refusals import check_refused, refusals
+from refusals import refused
 from tolerance import assert_near
 
 BATCH, PATCHES, PROMPTS, CLASSES, DIM = 3, 7, 2, 4, 5
@@ -166,7 +166,7 @@ def plan(x=X, h=H, *, scale=1.0, **options):
     return transport_logits(x, h, scale=scale, **options)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 plan(X[0]) -> ValueError: `patches` must have
 plan(X[:, :0]) -> ValueError: `patches` must have
 plan(X, H[0]) -> ValueError: `text` must have
@@ -192,10 +192,4 @@ cosine_logits(X[0], H[0], scale=ones((), device='meta')) -> ValueError: on the d
 cosine_logits(X[:, 0], H[0, 0], scale=1.0) -> ValueError: `text` must
 cosine_logits(X[:, 0], H, scale=1.0) -> ValueError: such as text[0] of
 cosine_logits(X[:, 0], H[0, :0], scale=1.0) -> ValueError: `text` must
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

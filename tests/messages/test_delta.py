@@ -1,10 +1,9 @@
 """The change of a client since the broadcast."""
 
-import pytest
 import torch
 
 from fedprompt import Weighted, delta
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical, assert_same
 
 
@@ -31,7 +30,7 @@ ONE = {"head": Weighted(torch.ones(2), torch.tensor(1.0))}
 
 
 ONES, BROADCAST = torch.ones(2), {"head": torch.ones(2)}
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 delta(ONE, {}) -> ValueError: `values` must have the name 'head'; got []
 delta(ONE, [torch.ones(2)]) -> TypeError: `values` must map names to tensors; got
 delta(ONE, {'head': torch.ones(3)}) -> ValueError: `values['head']` must have the shape of the
@@ -43,10 +42,4 @@ delta({'head': Weighted(3e38 * ONES, torch.tensor(1.0))}, {'head': -3e38 * ONES}
 -> ValueError: `payload['head'] minus values['head']` must be finite; got 2 entries of 2
 delta({'head': Weighted(torch.full((2,), torch.nan), torch.tensor(1.0))}, BROADCAST) \
 -> ValueError: `payload['head'].value` must be finite wherever its weight is positive
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -1,11 +1,10 @@
 """Parameters and bytes that are trained, frozen and sent."""
 
-import pytest
 import torch
 import torch.nn as nn
 
 from fedprompt import Weighted, collect, describe, samples, snapshot, vit_trunk
-from refusals import check_refused, refusals
+from refusals import refused
 
 MODEL = nn.ModuleDict({"prompts": nn.Linear(3, 4), "head": nn.Linear(4, 2)})  # 16 and 10 numbers
 BACKBONE = nn.Linear(9, 10).requires_grad_(False)  # 100 numbers
@@ -36,15 +35,9 @@ def test_rows_of_weight_zero_are_not_sent():
     assert describe(MODEL, {"logits": rows})[2:] == (8, 44)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 describe(3, {}) -> TypeError: `model` must be an nn.Module; got 3
 describe(MODEL, [1]) -> TypeError: `message` must map names to tensors or Weighted; got a list
 describe(MODEL, {'a': 1.0}) -> TypeError: `message['a']` must be a tensor or a Weighted; got 1.0
 describe(MODEL, {}, trunk='vit') -> TypeError: `trunk` must be a module, or a trunk
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -27,13 +27,9 @@ def ledger():
 
 
 ENTRIES = [
-    (0, "b", "down", 60, 0),
-    (0, "b", "up", 44, 0),
-    (0, 'a, "c"', "down", 60, 0),
-    (0, 'a, "c"', "up", 44, 0),
-    (1, "b", "down", 60, 0),
-    (1, "b", "up", 44, 0),
-]
+    (0, "b", "down", 60, 0), (0, "b", "up", 44, 0), (0, 'a, "c"', "down", 60, 0),
+    (0, 'a, "c"', "up", 44, 0), (1, "b", "down", 60, 0), (1, "b", "up", 44, 0),
+]  # fmt: skip
 
 
 def test_ledger_keeps_one_entry_for_each_message_with_content(ledger):
@@ -106,19 +102,15 @@ def test_the_state_of_a_ledger_is_the_one_written_by_hand():
 
 
 STATE = {
-    "server_round": [4, 4],
-    "client": [("site", 7), ("site", 7)],
-    "direction": ["up", "up"],
-    "num_bytes": [12, 8],
-    "framed": [50, 0],
-}
+    "server_round": [4, 4], "client": [("site", 7), ("site", 7)], "direction": ["up", "up"],
+    "num_bytes": [12, 8], "framed": [50, 0],
+}  # fmt: skip
 
 
 REFUSED = """
 record({'a': torch.zeros(1), 'b': [1.0]}) -> TypeError: `message['b']` must be a tensor or a
 record([torch.zeros(1)]) -> TypeError: `message` must map names to tensors or Weighted; got a list
-num_bytes({'a': Weighted(torch.zeros(3), torch.tensor([1.0, -1.0, 0.0]))}) \
--> ValueError: finite and at least 0; got -1.0
+num_bytes({'a': Weighted(zeros(3), tensor([1.0, -1.0, 0.0]))}) -> ValueError: finite and at least 0;
 record({}, direction='sideways') -> ValueError: `direction` must be 'up' or 'down'; got 'sideways'
 record({}, client=torch.tensor(3)) -> TypeError: `client` must be a string, a number
 record({}, client=[1]) -> TypeError: `client` must be a string, a number

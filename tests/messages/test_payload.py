@@ -6,7 +6,7 @@ import torch.nn as nn
 
 from fedprompt import Weighted, collect, num_bytes, snapshot
 from named_model import NAMES, Model, tensors_of
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 
 
@@ -112,7 +112,7 @@ def test_the_bytes_of_each_kind_of_entry_are_those_computed_by_hand():
     assert num_bytes({}) == 0
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 collect(Model(), weight=-1) -> ValueError: `weight` must be at least 0; got -1
 collect(Model(), weight=torch.nan) -> ValueError: `weight` must be finite; got nan
 collect(Model(), weight=torch.tensor(4.0)) -> TypeError: `weight` must be a number; got a float32
@@ -122,8 +122,7 @@ with_rows({'key': torch.ones(3)}) -> ValueError: `rows` must name collected para
 with_rows({3: torch.ones(3)}) -> TypeError: `rows` must have strings as names; got 3
 with_rows({'keys': [1.0, 1.0, 1.0]}) -> TypeError: `rows['keys']` must be a tensor of real numbers;
 with_rows({'keys': torch.ones(3).to(torch.complex64)}) -> TypeError: `rows['keys']` must be a tensor
-with_rows({'keys': torch.tensor(3 * [1e-60], dtype=torch.double)}) \
--> ValueError: `rows['keys']` must be 0 or within the range
+with_rows({'keys': tensor(3 * [1e-60], dtype=torch.double)}) -> ValueError: must be 0 or within th
 with_rows({'keys': torch.ones(2)}) -> ValueError: `rows['keys']` must have the shape of the
 with_rows({'keys': torch.tensor([1.0, -2.0, 0.0])}) -> ValueError: `rows['keys']` must be finite and
 snapshot(Model(), only=['keys', 'prompts']) -> ValueError: `only` must each match a name or a dotted
@@ -134,17 +133,11 @@ snapshot(Model(), only='keys') -> TypeError: `only` must be an iterable of names
 snapshot(nn.ReLU()) -> ValueError: `module` must have parameters; got ReLU
 collect(nn.BatchNorm1d(2), weight=1, buffers=True, only=['num_batches_tracked']) \
 -> ValueError: `only` must name floating-point numbers; got integers alone
-"""
+""")
 
 
 def with_rows(rows, **options):
     return collect(Model(), weight=1, rows=rows, **options)
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
 
 
 def test_a_subnormal_number_is_a_weight():

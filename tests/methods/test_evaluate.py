@@ -22,7 +22,7 @@ from fedprompt.methods import (
     register,
 )
 from method_runs import RUNS
-from refusals import check_refused, refusals
+from refusals import refused
 
 LABELS = torch.tensor([0, 0, 1, 2])
 TESTS = nn.functional.one_hot(LABELS, 3).float()  # so the identity predicts all classes
@@ -334,7 +334,7 @@ def clip(predict=None, make=promptfl, held_out=None, **more):
     return evaluate(method, of_tensors(given), now, held_out, **more)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 call(None) -> TypeError: `method` must be a Method
 call(own=SHARDS) -> TypeError: `federation` must be a Federation
 call(now={}) -> TypeError: `now` must be a Round
@@ -382,10 +382,4 @@ owned([0], [2, 1, 2]) -> ValueError: `own[1]` must have each position once; got 
 held(own={0: LABELS[:0]}) -> ValueError: `own[0]` must have at least one position
 held(mixes={'0': MIX}) -> TypeError: `key of mixes` must be an integer; got '0'
 held(own={-1: LABELS}) -> ValueError: `key of own` must be at least 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

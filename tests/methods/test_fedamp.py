@@ -2,23 +2,15 @@
 
 import math
 
+import pytest
 import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedamp import attention, fedamp
-from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 
 ONE = torch.tensor(1.0)
-
-
-def downs(sent, server_round):
-    return {
-        each.client: each.message["head.weight"].value
-        for each in sent
-        if (each.server_round, each.direction) == (server_round, "down")
-    }
 
 
 def test_weights_of_a_mixture_sum_to_one_and_favor_similar_models():
@@ -49,39 +41,18 @@ def test_a_newcomer_receives_a_mixture_without_new_distances(monkeypatch):
     torch.testing.assert_close(found, bias + expected)
 
 
-def test_at_an_infinite_temperature_everyone_receives_the_mean():
+@pytest.mark.parametrize("temperature", [1e30, 1e-9])
+def test_everyone_receives_the_mean_at_an_infinite_temperature_and_the_own_model_near_zero(
+    temperature,
+):
     federation = vit_federation(cohort_size=5)
     sent = sent_by(federation)
-    last(fedamp, federation, temperature=1e30)
-    ups = [
-        each.message["head.weight"].value
-        for each in sent
-        if (each.server_round, each.direction) == (0, "up")
-    ]
-    for mixture in downs(sent, 1).values():
-        torch.testing.assert_close(mixture, torch.stack(ups).mean(0))
-
-
-def test_at_a_temperature_near_zero_everyone_receives_the_own_model():
-    federation = vit_federation(cohort_size=5)
-    sent = sent_by(federation)
-    last(fedamp, federation, temperature=1e-9)
-    ups = {
-        each.client: each.message["head.weight"].value
-        for each in sent
-        if (each.server_round, each.direction) == (0, "up")
-    }
-    for client, mixture in downs(sent, 1).items():
-        torch.testing.assert_close(mixture, ups[client])
-
-
-def test_without_the_proximal_term_it_is_local_training():
-    found = last(fedamp, vit_federation(), proximal_weight=0.0)
-    alone = last(local, vit_federation())
-    for client in range(5):
-        torch.testing.assert_close(
-            parameters(found, client), parameters(alone, client), rtol=0, atol=0
-        )
+    last(fedamp, federation, temperature=temperature)
+    ups = {client: each["head.weight"].value for client, each in sent.at(0, "up").items()}
+    mean = torch.stack([*ups.values()]).mean(0)
+    for client, each in sent.at(1, "down").items():
+        expected = mean if temperature > 1 else ups[client]
+        torch.testing.assert_close(each["head.weight"].value, expected)
 
 
 def test_a_large_proximal_weight_brings_models_near_their_mixture():

@@ -13,11 +13,7 @@ def test_each_upload_is_the_broadcast_trained_behind_the_first_head():
     federation = vit_federation(cohort_size=5, make_optimizer=torch.optim.SGD)
     sent = sent_by(federation)
     predictions = last(fedbabu, federation, learning_rate=0.5)
-    down, up = (
-        each.message["prompts.tokens"]
-        for each in sent
-        if (each.server_round, each.client) == (1, 2)
-    )
+    down, up = (sent.at(1, direction)[2]["prompts.tokens"] for direction in ("down", "up"))
     model = federation.new_model()
     first = model.head.weight.detach().clone()
     fp.load_values(model, {"prompts.tokens": down})
@@ -46,9 +42,9 @@ def test_the_server_never_sees_personalized_prompts():
     longer = vit_federation(rounds=3)
     sent = sent_by(longer)
     last(fedbabu, longer)
-    third = next(each for each in sent if (each.server_round, each.direction) == (2, "down"))
+    third = next(iter(sent.at(2, "down").values()))["prompts.tokens"]
     received = fp.snapshot(last(fedbabu, vit_federation()).received(5))
-    assert torch.equal(received["prompts.tokens"], third.message["prompts.tokens"])
+    assert torch.equal(received["prompts.tokens"], third)
 
 
 def test_a_client_without_a_round_predicts_as_received():

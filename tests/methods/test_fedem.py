@@ -1,11 +1,10 @@
-"""FedEM: an E-step is Bayes' rule, weights rise in likelihood, one component is FedAvg."""
+"""FedEM: an E-step is Bayes' rule, weights rise in likelihood."""
 
 import torch
 import torch.nn.functional as F
 
 from fedprompt.methods.fedem import _Mixture, _posterior, fedem
-from fedprompt.methods.fedvpt import fedvpt_d
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import last, vit_federation
 
 
 def mixture():
@@ -13,13 +12,6 @@ def mixture():
     model = _Mixture(federation, 3)
     model.weights.copy_(torch.tensor([0.2, 0.5, 0.3]))
     return federation, model
-
-
-def test_with_one_component_it_is_fedavg_bitwise():
-    average = parameters(last(fedvpt_d, vit_federation()), 0)
-    mixed = parameters(last(fedem, vit_federation(), num_components=1), 0)
-    assert mixed.keys() == {f"components.0.{name}" for name in average}
-    assert all(torch.equal(value, mixed[f"components.0.{name}"]) for name, value in average.items())
 
 
 def test_an_e_step_is_the_rule_of_bayes():

@@ -4,17 +4,8 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedgen import _FeatureGenerator, fedgen
-from fedprompt.methods.lg_fedavg import lg_fedavg
 from sent_messages import sent_by
-from tiny_federations import CLASSES, last, mixed_federation, parameters
-
-
-def test_without_generated_features_it_is_lg_fedavg_bitwise():
-    plain = last(lg_fedavg, mixed_federation())
-    found = last(fedgen, mixed_federation(), generated_weight=0.0)
-    for client in range(5):
-        expected, values = parameters(plain, client), parameters(found, client)
-        assert all(torch.equal(value, values[name]) for name, value in expected.items())
+from tiny_federations import CLASSES, last, mixed_federation
 
 
 def test_the_mean_of_the_logits_of_heads_is_computed_by_the_mean_head():

@@ -11,21 +11,11 @@ import fedprompt as fp
 from fedprompt.interfaces import PromptInjector
 from fedprompt.methods import ClientData
 from fedprompt.methods.fedhpl import fedhpl, fedhpl_h, fedhpl_p
-from fedprompt.methods.local import local
 from references import fedhpl as paper
 from references.fedhpl import Axes
-from refusals import check_refused, refusals
+from refusals import refused
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation, parameters, trunk, vit_federation
-
-
-def test_without_distillation_it_is_local_training_bitwise():
-    alone = last(local, mixed_federation())
-    taught = last(fedhpl, mixed_federation(), distillation_weight=0.0)
-    for client in range(5):
-        expected, found = parameters(alone, client), parameters(taught, client)
-        assert all(torch.equal(value, found[name]) for name, value in expected.items())
-
 
 VARIANTS = {
     "as in the paper": Axes(),
@@ -128,7 +118,7 @@ def test_a_foreign_injector_is_trained_in_a_loop_and_in_the_method():
         assert trained["prompts.token"].any()
 
 
-REFUSED = """
+test_hyperparameters_out_of_range_are_refused_by_name = refused(globals())("""
 fedhpl(SETTING, learning_rate=-1.0) -> ValueError: `learning_rate` must be at least 0; got -1.0
 fedhpl(SETTING, distillation_weight=nan) -> ValueError: `distillation_weight` must be finite; got
 fedhpl(SETTING, smoothing=-1.0) -> ValueError: `smoothing` must be at least 0; got -1.0
@@ -140,14 +130,8 @@ fedhpl(SETTING, prompts=lambda trunk: 3) -> TypeError: `prompts(trunk)` must be 
 fedhpl(SETTING, prompts=fp.DeepPrompts(2, 8, depth=2)) -> TypeError: `prompts` must make a module
 fedhpl(SETTING, prompts=3) -> TypeError: `prompts` must be a function
 last(fedhpl, SETTING, temperature=0.0) -> ValueError: `temperature` must be above 0; got 0.0
-"""
+""")
 SETTING = mixed_federation()
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_hyperparameters_out_of_range_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
 
 
 def test_a_round_without_steps_sends_the_logits_of_the_first_values():

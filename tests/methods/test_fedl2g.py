@@ -12,7 +12,7 @@ import fedprompt as fp
 from fedprompt.methods import Federation, Setting
 from fedprompt.methods.fedl2g import _drawn, _study_and_quiz, fedl2g_f, fedl2g_l
 from references import fedl2g
-from refusals import check_refused, refusals
+from refusals import refused
 from sent_messages import sent_by
 from tiny_federations import CLASSES, last, mixed_federation
 
@@ -147,7 +147,7 @@ def test_the_broadcast_is_one_guide_for_each_class(method, by_features, width):
     assert made.ledger.total(direction="down") == 2 * 3 * 4 * CLASSES * width
 
 
-REFUSED = """
+test_wrong_values_are_refused_by_name = refused(globals())("""
 fedl2g_l(mixed_federation(), learning_rate=-1) -> ValueError: `learning_rate` must be at least 0
 fedl2g_l(mixed_federation(), guide_weight=-1) -> ValueError: `guide_weight` must be at least 0; got
 fedl2g_f(mixed_federation(), server_rate=-1) -> ValueError: `server_rate` must be at least 0; got -1
@@ -155,10 +155,4 @@ fedl2g_f(mixed_federation(), warm_up=-1) -> ValueError: `warm_up` must be at lea
 last(fedl2g_l, mixed_federation(), quiz_size=0) -> ValueError: `quiz_size` must be at least 1; got 0
 fedl2g_l(mixed_federation(), max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 last(fedl2g_l, mixed_federation(make_optimizer=torch.optim.Rprop)) -> TypeError: got Rprop
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_values_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

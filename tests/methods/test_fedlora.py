@@ -22,15 +22,6 @@ def test_the_server_has_the_means_of_both_factors():
     torch.testing.assert_close(list(found.values()), expected)
 
 
-def test_a_message_has_the_bytes_of_the_factors_and_of_the_head():
-    """Two layers of width 8 with A (2, 8) and B (24, 2), three classes; eight bytes a number."""
-    federation = vit_federation(rounds=1, cohort_size=1)
-    last(fedlora, federation)
-    numbers = 2 * (2 * 8 + 24 * 2) + 8 * 3 + 3
-    assert federation.ledger.total(direction="down") == 8 * numbers
-    assert federation.ledger.total(direction="up") == 8 * numbers + 6 * 4  # float32 weights
-
-
 def test_fedvpt_d_of_a_setting_with_lora_is_fedlora():
     tuned = vit_federation(tune=partial(fp.tuning.lora, rank=2))
     values = [parameters(last(*of), 0) for of in ((fedvpt_d, tuned), (fedlora, vit_federation()))]

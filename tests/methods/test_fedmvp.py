@@ -1,13 +1,12 @@
 """FedMVP: a step with the cross-attention by hand, and attributes of several sentences."""
 
-import pytest
 import torch
 
 import fedprompt as fp
 from clips import TOKENIZER
 from fedprompt.methods.fedmvp import _Multimodal, fedmvp
 from references import deep_clip
-from refusals import check_refused, refusals
+from refusals import refused
 from tiny_federations import clip_image_federation, descend, last
 
 ATTRIBUTES = [["a cat with whiskers", "soft fur"], ["a dog that barks"], ["white", "cold", "big"]]
@@ -79,14 +78,8 @@ def test_without_attributes_a_class_has_its_template():
     torch.testing.assert_close(text, made.handwritten_text(), rtol=0, atol=0)
 
 
-REFUSED = """
+test_wrong_attributes_are_refused = refused(globals())("""
 clip_image_federation(attributes=["a cat"]) -> ValueError: `attributes` must have sentences for each
 clip_image_federation(attributes=[["x"], ["y"], []]) -> ValueError: `attributes[2]` must
 clip_image_federation(attributes=["cat", "dog", "ash"]) -> TypeError: `attributes[0]` must
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_attributes_are_refused(call, error, message):
-    check_refused(call, error, message, globals())
+""")

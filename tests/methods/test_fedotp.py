@@ -16,7 +16,7 @@ from fedprompt.transport import newton, unbalanced
 from references import coop
 from references import fedotp as reference
 from references.transport import slow_plan
-from refusals import check_refused, refusals
+from refusals import refused
 from tiny_federations import CLASSES, clip_federation, descend, last, parameters
 
 
@@ -145,7 +145,7 @@ def test_foreign_pieces_go_into_a_loop_and_into_the_method():
 
 
 MADE = clip_federation()
-REFUSED = """
+test_wrong_hyperparameters_are_refused_by_name = refused(globals())("""
 fedotp(MADE, mass=1.2) -> ValueError: `mass` must be at most 1; got 1.2.
 fedotp(MADE, mass=0) -> ValueError: `mass` must be above 0
 fedotp(MADE, match=3) -> TypeError: `match` must be a function; got 3
@@ -156,10 +156,4 @@ fedotp(MADE, private=fp.ContextPrompts(16, length=3)) -> ValueError: `private()`
 fedotp(MADE, shared=Latents(1)) -> ValueError: `private()` must have the shape of `shared()`, each
 fedotp(MADE, epsilon=0) -> ValueError: `epsilon` must be above 0
 fedotp_classical(MADE, epsilon=-0.1) -> ValueError: `epsilon` must be above 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_hyperparameters_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

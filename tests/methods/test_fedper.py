@@ -32,12 +32,6 @@ def test_in_one_round_a_head_is_that_of_local_training():
         assert not torch.equal(own["prompts.tokens"], other["prompts.tokens"])
 
 
-def test_with_one_client_it_is_local_training_and_the_head_stays_between_rounds():
-    one = {"clients": [2], "cohort_size": 1, "rounds": 3}
-    shared = parameters(last(fedper, vit_federation(**one)), 2)
-    torch.testing.assert_close(shared, parameters(last(local, vit_federation(**one)), 2))
-
-
 def test_a_newcomer_has_the_prompts_of_all_and_the_first_head():
     federation = vit_federation()
     predictions = last(fedper, federation)

@@ -6,8 +6,7 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedpr import _null_space, fedpr
-from fedprompt.methods.fedvpt import fedvpt_d
-from tiny_federations import after_rounds, last, parameters, vit_federation
+from tiny_federations import after_rounds, vit_federation
 
 
 def prompts_after_each_round(**values):
@@ -35,15 +34,3 @@ def test_directions_of_small_singular_values_are_kept():
         large, small = right[:4], right[4:]
         torch.testing.assert_close(projection.double() @ small.T, small.T, rtol=0, atol=1e-5)
         torch.testing.assert_close(projection.double() @ large.T, 0 * large.T, rtol=0, atol=1e-5)
-
-
-def test_the_first_round_is_fedavg_bitwise():
-    plain = parameters(last(fedvpt_d, vit_federation(rounds=1)), 0)
-    found = parameters(last(fedpr, vit_federation(rounds=1)), 0)
-    assert all(torch.equal(value, found[name]) for name, value in plain.items())
-
-
-def test_with_all_directions_it_is_fedavg():
-    plain = parameters(last(fedvpt_d, vit_federation()), 0)
-    found = parameters(last(fedpr, vit_federation(), share=1.0), 0)
-    torch.testing.assert_close(found, plain, rtol=1e-3, atol=1e-5)

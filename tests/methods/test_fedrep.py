@@ -26,11 +26,7 @@ def test_prompts_are_averaged_with_equal_weights_and_heads_are_never_sent():
     sent = sent_by(federation)
     predictions = last(fedrep, federation)
     assert {name for each in sent for name in each.message} == {"prompts.tokens"}
-    ups = [
-        each.message["prompts.tokens"].value
-        for each in sent
-        if (each.server_round, each.direction) == (1, "up")
-    ]
+    ups = [each["prompts.tokens"].value for each in sent.at(1, "up").values()]
     mean = torch.stack(ups).double().mean(0).float()
     torch.testing.assert_close(parameters(predictions, 0)["prompts.tokens"], mean)
     heads = [parameters(predictions, client)["head.weight"] for client in range(5)]

@@ -23,10 +23,3 @@ def test_after_two_rounds_clients_have_the_mean_of_a_and_their_own_b_and_head():
     for client in range(5):
         torch.testing.assert_close([*parameters(found, client).values()], values[client])
     assert not torch.equal(values[0][3], values[1][3])
-
-
-def test_a_message_has_the_bytes_of_a():
-    """Two layers of width 8 with A (2, 8); eight bytes a number."""
-    federation = vit_federation(rounds=1, cohort_size=1)
-    last(fedsa_lora, federation)
-    assert federation.ledger.total(direction="down") == 8 * 2 * 2 * 8

@@ -21,10 +21,3 @@ def test_a_stays_as_it_was_drawn_and_the_products_have_the_mean_of_the_clients()
         found = qkv.lora_B["default"].weight @ qkv.lora_A["default"].weight
         torch.testing.assert_close(found.detach(), product)
     torch.testing.assert_close(model.head.bias.detach(), mean(federation, sent)[1])
-
-
-def test_a_message_has_the_bytes_of_b_and_of_the_head():
-    """Two layers of width 8 with B (24, 2), and three classes; eight bytes a number."""
-    federation = vit_federation(rounds=1, cohort_size=1)
-    last(ffa_lora, federation)
-    assert federation.ledger.total(direction="down") == 8 * (2 * 24 * 2 + 8 * 3 + 3)

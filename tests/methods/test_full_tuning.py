@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from fedprompt.methods.full_tuning import full_tuning
 from low_rank import ONE_ROUND, RATE, initial, mean
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -24,9 +24,7 @@ def test_the_server_has_the_mean_of_networks_that_clients_train():
             parameter.data = value.clone()
         own = [*head.parameters(), *network.parameters()]
         for images, labels in federation.batches(client, 0):
-            steps = torch.autograd.grad(F.cross_entropy(head(network(images)), labels), own)
-            for parameter, step in zip(own, steps, strict=True):
-                parameter.data -= RATE * step
+            descend(F.cross_entropy(head(network(images)), labels), own, RATE)
         sent.append([each.detach() for each in own])
     torch.testing.assert_close(list(found.values()), mean(federation, sent))
     assert not any(each.requires_grad for each in federation.trunk.model.parameters())

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fedprompt.methods.head import head_tuning
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 
 def test_it_is_federated_logistic_regression_on_the_features_of_the_trunk():
@@ -19,11 +19,7 @@ def test_it_is_federated_logistic_regression_on_the_features_of_the_trunk():
             with torch.no_grad():
                 features = trunk_alone.features(images)
             loss = F.cross_entropy(features @ own[0].T + own[1], labels)
-            steps = torch.autograd.grad(loss, own)
-            own = [
-                (each - 0.5 * step).detach().requires_grad_()
-                for each, step in zip(own, steps, strict=True)
-            ]
+            descend(loss, own, 0.5)
         count = federation.num_examples(client)
         weight, bias, total = weight + count * own[0], bias + count * own[1], total + count
     assert set(found) == {"head.weight", "head.bias"}

@@ -1,5 +1,6 @@
 """Per-FedAvg: its steps have the gradient of the loss after adaptation, with or without Hessian."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
@@ -7,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
 from fedprompt.methods.perfedavg import perfedavg, perfedavg_first_order
-from tiny_federations import last, parameters, vit_federation
+from tiny_federations import descend, last, parameters, vit_federation
 
 ONE_STEP = {"clients": [3], "cohort_size": 1, "rounds": 1, "steps": 1}
 
@@ -44,6 +45,10 @@ def gradient_of(loss, values, **options):
     return dict(zip(values, found, strict=True))
 
 
+def adapted(values, first):
+    return {name: (values[name] - 0.8 * first[name]).detach().requires_grad_() for name in values}
+
+
 def test_the_exact_gradient_is_that_of_the_paper_with_an_explicit_hessian():
     r""":math:`(I - \alpha \nabla^2 f(w))\, \nabla f'(w - \alpha \nabla f(w))`, row by row."""
     gradient, start, model, images, labels = step(perfedavg)
@@ -51,49 +56,31 @@ def test_the_exact_gradient_is_that_of_the_paper_with_an_explicit_hessian():
     values = {name: value.requires_grad_() for name, value in start.items()}
     with sdpa_kernel(SDPBackend.MATH):
         first = gradient_of(adapting, values, create_graph=True)
-        vector = torch.cat([each.flatten() for each in first.values()])
         rows = [
-            torch.cat(
-                [
-                    each.flatten()
-                    for each in torch.autograd.grad(
-                        number, list(values.values()), retain_graph=True
-                    )
-                ]
-            )
-            for number in vector
+            flat(gradient_of(lambda _, number=number: number, values, retain_graph=True))
+            for each in first.values()
+            for number in each.flatten()
         ]
-        adapted = {
-            name: (values[name] - 0.8 * first[name]).detach().requires_grad_() for name in values
-        }
-        outer = flat(gradient_of(judging, adapted))
-    hessian = torch.stack(rows).double()
-    expected = outer - 0.8 * hessian @ outer
+        outer = flat(gradient_of(judging, adapted(values, first)))
+    expected = outer - 0.8 * torch.stack(rows) @ outer
     torch.testing.assert_close(flat(gradient), expected, rtol=1e-3, atol=1e-5)
     assert (flat(gradient) - outer).abs().max() > 1e-3
 
 
-def test_the_first_order_gradient_leaves_out_the_hessian():
-    gradient, start, model, images, labels = step(perfedavg_first_order)
+@pytest.mark.parametrize(
+    ("method", "rate"),
+    [(perfedavg_first_order, 0.8), (perfedavg_first_order, 0.0), (perfedavg, 0.0)],
+)
+def test_the_first_order_gradient_leaves_out_the_hessian_as_do_both_without_adaptation(
+    method, rate
+):
+    """Without adaptation, it is plain descent on the judging half."""
+    gradient, start, model, images, labels = step(method, inner_rate=rate)
     adapting, judging = losses(model, images, labels)
     values = {name: value.requires_grad_() for name, value in start.items()}
-    first = gradient_of(adapting, values)
-    adapted = {
-        name: (values[name] - 0.8 * first[name]).detach().requires_grad_() for name in values
-    }
-    torch.testing.assert_close(
-        flat(gradient), flat(gradient_of(judging, adapted)), rtol=1e-3, atol=1e-5
-    )
-
-
-def test_without_adaptation_both_are_plain_descent_on_the_judging_half():
-    for method in (perfedavg, perfedavg_first_order):
-        gradient, start, model, images, labels = step(method, inner_rate=0.0)
-        _, judging = losses(model, images, labels)
-        values = {name: value.requires_grad_() for name, value in start.items()}
-        torch.testing.assert_close(
-            flat(gradient), flat(gradient_of(judging, values)), rtol=1e-3, atol=1e-5
-        )
+    values = adapted(values, gradient_of(adapting, values)) if rate else values
+    expected = flat(gradient_of(judging, values))
+    torch.testing.assert_close(flat(gradient), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_client_adapts_with_one_gradient_step_on_all_its_images():
@@ -102,9 +89,5 @@ def test_a_client_adapts_with_one_gradient_step_on_all_its_images():
     model = federation.new_model()
     fp.load_values(model, fp.snapshot(predictions.received(5)))
     images, labels = federation.own(2)
-    gradients = torch.autograd.grad(F.cross_entropy(model(images), labels), model.parameters())
-    expected = {
-        name: value - 0.3 * gradient
-        for (name, value), gradient in zip(fp.snapshot(model).items(), gradients, strict=True)
-    }
-    torch.testing.assert_close(parameters(predictions, 2), expected)
+    descend(F.cross_entropy(model(images), labels), model.parameters(), 0.3)
+    torch.testing.assert_close(parameters(predictions, 2), fp.snapshot(model))

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedvpt import fedvpt_d
 from fedprompt.methods.pfedme import pfedme
 from tiny_federations import last, parameters, vit_federation
 
@@ -50,12 +49,3 @@ def test_the_proximal_center_is_the_moving_local_copy():
         }
     torch.testing.assert_close(parameters(predictions, 1), fp.snapshot(model))
     torch.testing.assert_close(fp.snapshot(predictions.received(5)), local)
-
-
-def test_without_the_proximal_term_and_with_full_steps_the_global_model_is_that_of_fedavg():
-    """Clients of equal size, because pFedMe counts each of them once."""
-    shards = dict(enumerate(torch.arange(36).split(6)))
-    values = {"proximal_weight": 0.0, "outer_step": 1.0, "inner_steps": 1}
-    received = last(pfedme, vit_federation(shards=shards), **values).received(5)
-    expected = parameters(last(fedvpt_d, vit_federation(shards=shards)), 0)
-    torch.testing.assert_close(fp.snapshot(received), expected)

@@ -44,14 +44,6 @@ def test_the_first_phase_moves_the_border_and_the_second_the_head():
     torch.testing.assert_close(found, fp.snapshot(model))
 
 
-def test_an_upload_has_the_bytes_of_the_head():
-    """Three clients in each of two rounds; 3 classes, width 8, and two weights of the average."""
-    federation = vit_federation()
-    last(pfedpt, federation)
-    assert federation.ledger.total(direction="up") == 2 * 3 * 4 * (3 * 8 + 3 + 2)
-    assert federation.ledger.total(direction="down") == 2 * 3 * 4 * (3 * 8 + 3)
-
-
 def test_a_client_continues_with_the_border_of_its_last_round():
     federation = vit_federation(rounds=2, **ONE)
     found = parameters(last(pfedpt, federation, learning_rate=0.0, border_rate=3.0), 0)

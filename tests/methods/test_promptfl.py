@@ -23,12 +23,3 @@ def test_a_round_of_one_step_descends_the_weighted_mean_of_the_losses():
     )
     (gradient,) = torch.autograd.grad(objective, model.context.context)
     torch.testing.assert_close(found["context.context"], start - 2.0 * gradient)
-
-
-def test_a_message_is_one_context_and_its_weight():
-    federation = clip_federation()
-    last(promptfl, federation)
-    context = 4 * federation.length * federation.tower.dim
-    turns = federation.rounds * federation.cohort_size
-    assert federation.ledger.total(direction="down") == turns * context
-    assert federation.ledger.total(direction="up") == turns * (context + 4)

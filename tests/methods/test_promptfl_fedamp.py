@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.coop import coop
 from fedprompt.methods.fedamp import attention
 from fedprompt.methods.promptfl_fedamp import promptfl_fedamp
 from tiny_federations import clip_federation, descend, last, parameters
@@ -44,13 +43,6 @@ def test_an_infinite_temperature_gives_the_mean_and_a_small_one_the_own_context(
     torch.testing.assert_close(attention(fp.aggregation.distances(payloads), float("inf")), equal)
     own = torch.eye(4, dtype=torch.float64)
     torch.testing.assert_close(attention(fp.aggregation.distances(payloads), 1e-6), own)
-
-
-def test_without_the_proximal_term_it_is_local_training():
-    found = last(promptfl_fedamp, clip_federation(), proximal_weight=0.0)
-    local = last(coop, clip_federation(), learning_rate=5e-3)
-    for client in range(5):
-        torch.testing.assert_close(parameters(found, client), parameters(local, client))
 
 
 def test_the_second_round_descends_the_stated_objective():

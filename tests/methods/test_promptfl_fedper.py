@@ -7,16 +7,6 @@ from fedprompt.methods.promptfl_fedper import promptfl_fedper
 from tiny_federations import clip_federation, last, parameters
 
 
-def test_messages_are_half_of_those_of_promptfl():
-    half, whole = clip_federation(), clip_federation()
-    last(promptfl_fedper, half)
-    last(promptfl, whole)
-    down = half.ledger.total(direction="down")
-    assert 2 * down == whole.ledger.total(direction="down")
-    turns = half.rounds * half.cohort_size
-    assert half.ledger.total(direction="up") == down + 4 * turns  # and the weight
-
-
 def test_with_one_client_it_is_promptfl():
     """One client trains both halves together, so the division changes nothing."""
     alone = {"clients": [1], "cohort_size": 1}

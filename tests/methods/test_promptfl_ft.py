@@ -8,13 +8,6 @@ from fedprompt.methods.promptfl_ft import promptfl_ft
 from tiny_federations import clip_federation, descend, last, parameters
 
 
-def test_the_broadcast_is_promptfl_bitwise():
-    plain = parameters(last(promptfl, clip_federation()), 0)
-    predictions = last(promptfl_ft, clip_federation())
-    received = predictions.received(5)
-    assert torch.equal(received.context.context, plain["context.context"])
-
-
 def test_a_client_predicts_with_the_broadcast_after_steps_on_its_own_data():
     changes = {"cohort_size": 5, "make_optimizer": torch.optim.SGD}
     found = parameters(last(promptfl_ft, clip_federation(**changes), learning_rate=0.5), 2)

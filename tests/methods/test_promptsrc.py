@@ -40,12 +40,3 @@ def test_predictions_use_a_gaussian_mean_of_the_rounds_at_three_quarters_of_the_
         expected = sum(w * v for w, v in zip(weights, newest, strict=True)) / sum(weights)
         found = rounds[count - 1].of(0).prompts.tokens.detach()
         torch.testing.assert_close(found, expected)
-
-
-def test_prompts_go_up_once_and_down_twice():
-    """Two layers of four tokens of width 16 in both towers; eight bytes a number."""
-    federation = clip_image_federation(rounds=1, cohort_size=1)
-    last(promptsrc, federation)
-    numbers = 2 * 2 * 4 * 16
-    assert federation.ledger.total(direction="down") == 2 * 8 * numbers
-    assert federation.ledger.total(direction="up") == 8 * numbers + 2 * 4

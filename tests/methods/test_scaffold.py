@@ -27,11 +27,9 @@ def test_with_full_participation_the_variates_of_clients_average_to_the_servers(
     for server_round in (1, 2):
         before = [each for each in sent if each.server_round < server_round]
         own = variates(before, federation.clients)
-        down = next(
-            each for each in sent if (each.server_round, each.direction) == (server_round, "down")
-        )
         mean = torch.stack(list(own.values())).mean(0)
-        torch.testing.assert_close(down.message[NAME], mean, rtol=1e-4, atol=1e-6)
+        for down in sent.at(server_round, "down").values():
+            torch.testing.assert_close(down[NAME], mean, rtol=1e-4, atol=1e-6)
         assert mean.abs().max() > 1e-3
 
 
@@ -40,9 +38,8 @@ def test_absent_clients_keep_their_variates_so_the_mean_over_all_clients_stays_t
     sent = sent_by(federation)
     last(scaffold, federation)
     own = variates([each for each in sent if each.server_round < 3], federation.clients)
-    down = next(each for each in sent if (each.server_round, each.direction) == (3, "down"))
-    mean = sum(own.values()) / 5
-    torch.testing.assert_close(down.message[NAME], mean, rtol=1e-4, atol=1e-6)
+    for down in sent.at(3, "down").values():
+        torch.testing.assert_close(down[NAME], sum(own.values()) / 5, rtol=1e-4, atol=1e-6)
 
 
 def test_with_one_client_it_is_plain_descent():
@@ -63,11 +60,8 @@ def test_the_variate_of_a_client_is_its_mean_gradient_of_the_last_round():
     model, gradients = federation.new_model(), []
     for images, labels in federation.batches(3, 0):
         loss = F.cross_entropy(model(images), labels)
-        gradient = torch.autograd.grad(loss, list(model.parameters()))
-        gradients.append(dict(zip(fp.snapshot(model), gradient, strict=True))["head.weight"])
-        with torch.no_grad():
-            for parameter, step in zip(model.parameters(), gradient, strict=True):
-                parameter -= 0.4 * step
+        gradients += torch.autograd.grad(loss, [model.head.weight], retain_graph=True)
+        descend(loss, model.parameters(), 0.4)
     torch.testing.assert_close(
         sent[-1].message[NAME].value, torch.stack(gradients).mean(0), rtol=1e-4, atol=1e-6
     )
@@ -78,12 +72,7 @@ def test_the_first_step_of_the_second_round_is_corrected():
     federation = vit_federation(**changes)
     sent = sent_by(federation)
     last(scaffold, federation, learning_rate=0.4)
-    down = next(
-        each for each in sent if (each.server_round, each.direction, each.client) == (1, "down", 2)
-    ).message
-    up = next(
-        each for each in sent if (each.server_round, each.direction, each.client) == (1, "up", 2)
-    ).message
+    down, up = (sent.at(1, direction)[2] for direction in ("down", "up"))
     own = variates([each for each in sent if each.server_round < 1], federation.clients)[2]
     model = federation.new_model()
     fp.load_values(model, {name: down[name] for name in fp.snapshot(model)})

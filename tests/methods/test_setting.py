@@ -13,7 +13,7 @@ from fedprompt import methods
 from fedprompt.methods import METHODS, ClientData, ClipSetting, Federation, Setting, VitSetting
 from fedprompt.methods.models import tuned_trunk
 from fedprompt.tuning import norms
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_same
 
 LABELS = torch.tensor([0, 1, 2, 1])
@@ -161,7 +161,7 @@ def test_trained_parameters_that_have_no_gradient_stay_as_they_are(name):
     assert all(value.isfinite().all() for value in found.values())
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 call({}) -> TypeError: `setting` must be a Setting, such as VitSetting
 call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by positions
 call(inputs=[[0.0], [1.0], [2.0], [3.0]]) -> TypeError: got a list of length 4
@@ -208,10 +208,4 @@ named(setting()) -> ValueError: `class_names` must be empty for a setting withou
 methods.pfedpt(vit(trunk=TRUNK, clients=[0])) -> ValueError: `public` must have the shape of images
 methods.dpfpl(clip(class_names=['a'], clients=[0])) -> ValueError: `steps` must be at least 1 for DP
 methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

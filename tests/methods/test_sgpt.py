@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 import fedprompt as fp
 from fedprompt.methods.sgpt import sgpt
 from references import sgpt as reference
-from refusals import check_refused, refusals
+from refusals import refused
 from tiny_federations import last, vit_federation
 
 SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
@@ -93,7 +93,7 @@ def made(**values):
     return sgpt(federation(), **values)
 
 
-REFUSED = """
+test_wrong_values_are_refused_by_name = refused(globals())("""
 made(num_groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
 made(num_groups=9) -> ValueError: `num_groups` must be at most 8, `dim`, because more
 made(shared_layers=(6,)) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
@@ -111,13 +111,7 @@ last(sgpt, federation(), selector=lambda q, k, usage: None) -> TypeError: `selec
 made(blocks=[("selector", "head")]) -> ValueError: and "selector" with "groups" only; got
 made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys
 last(sgpt, federation(), offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_values_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")
 
 
 def test_the_number_of_parameters_in_the_papers_cifar_100_setting():

@@ -19,7 +19,7 @@ from fedprompt.metrics import (
     pooled_local_accuracy,
     worst_local_accuracy,
 )
-from refusals import check_refused, refusals
+from refusals import refused
 
 Counts = tuple[list[list[int]], list[int]]
 
@@ -152,7 +152,7 @@ def test_negative_effect_by_hand():
 
 
 ROW = torch.full((1, 3), 0.5)
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 local_accuracy(torch.tensor([[0.5, 1.25, 0.5]])) -> ValueError: `accuracy` must lie in [0, 1]; got
 client_spread(torch.tensor([[0.5, -0.5, 0.5]])) -> ValueError: `accuracy` must lie in [0, 1]; got
 worst_local_accuracy(ROW[0]) -> ValueError: `accuracy` must have shape (clients,
@@ -182,10 +182,4 @@ negative_effect(torch.ones(2, 2).long()) -> TypeError: `losses` must be a floati
 negative_effect(torch.ones(3)) -> ValueError: `losses` must have shape (rounds, clients) without an
 negative_effect(torch.ones(0, 3)) -> ValueError: got (0, 3)
 negative_effect(ROW / 0) -> ValueError: `losses` must be finite; got 3
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -2,12 +2,11 @@
 
 from functools import partial
 
-import pytest
 import torch
 import torch.nn as nn
 
 from fedprompt.privacy import noisy_mean, poisson_batch
-from refusals import check_refused, refusals
+from refusals import refused
 
 LINEAR = nn.Linear(2, 2)
 poisson = partial(poisson_batch, rate=0.5)
@@ -20,7 +19,7 @@ def step_of(**changed):
 
 
 LARGEST = {"a": torch.tensor([1.7e308, 1.7e308], dtype=torch.float64)}
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 privacy.clipped_sum(LARGEST, max_norm=1.7e308) -> ValueError: `gradients['a'] clipped and added`
 step_of(total=LARGEST, expected_batch_size=1e-9) -> ValueError: `total['a'] with its noise` must be
 privacy.per_sample(LINEAR.state_dict(), 2) -> TypeError: `model` must be an nn.Module
@@ -33,8 +32,7 @@ privacy.clipped_sum({'a': None}, max_norm=1.0) -> TypeError: `gradients['a']` mu
 privacy.clipped_sum({'a': torch.zeros(())}, max_norm=1.0) -> ValueError: `gradients` must all have
 privacy.clipped_sum({'a': torch.zeros(2), 'b': torch.zeros(3)}, max_norm=1.0) \
 -> ValueError: got batches {'a': 2, 'b': 3}
-privacy.clipped_sum({'a': torch.tensor([1.0, torch.nan])}, max_norm=1.0) \
--> ValueError: `gradients['a']` must be finite
+privacy.clipped_sum({'a': tensor([1.0, nan])}, max_norm=1.0) -> ValueError: ['a']` must be finite
 privacy.clipped_sum({'a': torch.zeros(2)}, max_norm=0) -> ValueError: `max_norm` must be above 0
 step_of(total=None) -> TypeError: `total` must map names to tensors
 step_of(total={'a': torch.tensor([torch.inf])}) -> ValueError: `total['a']` must be finite
@@ -47,10 +45,4 @@ poisson(0) -> ValueError: `num_examples` must be at least 1
 poisson(10 ** 11) -> ValueError: `num_examples` must be at most
 poisson(5, rate=0) -> ValueError: `rate` must be above 0
 poisson(5, rate=1.1) -> ValueError: `rate` must be at most 1
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

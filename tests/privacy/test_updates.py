@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedprompt import Weighted, weighted_mean
 from fedprompt.privacy import cap_weight, clip_norm, from_sum, gaussian_noise, to_summable
 from known import known
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -328,15 +328,13 @@ def test_a_payload_with_a_graph_is_clipped_without_a_warning():
     assert clip_norm(payload, max_norm=1.0)["head"].value.norm() <= 1
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 clip_norm(ONE, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 clip_norm(ONE, max_norm=torch.inf) -> ValueError: `max_norm` must be finite; got inf
 clip_norm(ONE, max_norm=1, center={'b': torch.ones(1)}) -> ValueError: `center` must have the name
 clip_norm(ONE, max_norm=1, center={'a': torch.ones(3)}) -> ValueError: `center['a']` must have the
-clip_norm(ONE, max_norm=1, center={'a': torch.ones(2, 3).double()}) \
--> TypeError: `center['a']` must be a tensor of torch.float32, as in the payload; got a float64
-clip_norm(ONE, max_norm=1, center={'a': torch.full((2, 3), torch.nan)}) \
--> ValueError: `center['a']` must be finite; got 6
+clip_norm(ONE, max_norm=1, center={'a': ones(2, 3).double()}) -> TypeError: must be a tensor of tor
+clip_norm(ONE, max_norm=1, center={'a': full((2, 3), nan)}) -> ValueError: `center['a']` must be fin
 cap_weight(ONE, max_weight=0) -> ValueError: `max_weight` must be above 0; got 0
 gaussian_noise(ONE, multiplier=-1, sensitivity=1) -> ValueError: `multiplier` must be at least 0;
 gaussian_noise(ONE, multiplier=1, sensitivity=0, generator=torch.Generator().manual_seed(0)) \
@@ -362,14 +360,7 @@ clip_norm(payload_of(1.0, weight=-1.0), max_norm=1.0) -> ValueError: `payload['a
 cap_weight({}, max_weight=3) -> ValueError: `payload` must hold at least one name; got none
 cap_weight(payload_of(torch.nan), max_weight=3) -> ValueError: `payload['a'].value` must be finite
 gaussian_noise({}, multiplier=1, sensitivity=1) -> ValueError: `payload` must hold at least one name
-gaussian_noise(payload_of(torch.nan), multiplier=1, sensitivity=1) \
--> ValueError: `payload['a'].value` must be finite wherever
+gaussian_noise(payload_of(nan), multiplier=1, sensitivity=1) -> ValueError: ['a'].value` must be fin
 to_summable({}) -> ValueError: `payload` must hold at least one name; got none
 to_summable(payload_of(torch.nan)) -> ValueError: `payload['a'].value` must be finite wherever
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -1,7 +1,6 @@
 """Wrong calls of prompt modules, of streams, and of passes with prompts."""
 
 import numpy as np
-import pytest
 import torch
 from torch import tensor, zeros
 
@@ -19,7 +18,7 @@ from fedprompt import (
 from fedprompt.interfaces import ClassNames
 from models import draw_images, tiny_vit
 from own_trunks import PlainTrunk
-from refusals import check_refused, refusals
+from refusals import refused
 
 MODEL, OWN = tiny_vit(), PlainTrunk()
 TRUNK, IMAGES = vit_trunk(MODEL), draw_images(MODEL, 3)
@@ -55,7 +54,7 @@ def started(prompts=None, means=None, **options):
         assert torch.equal(own.tokens, before)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 LayeredPrompts(-1, 8, layers=(0,)) -> ValueError: `num_prompts` must be at least
 ShallowPrompts(2.0, 8) -> TypeError: `num_prompts` must be an integer; got 2.0
 ShallowPrompts(2, 0) -> ValueError: `dim` must be at least 1; got 0.
@@ -162,10 +161,4 @@ started(means=zeros(3, 12)) -> TypeError: `means` must be a Weighted(value, weig
 started(means=Weighted(zeros(2, 12), tensor(1.0))) -> ValueError: `means` must
 started(means=Weighted(zeros(3, 12), tensor(0.0))) -> ValueError: `means.weight
 started(means=Weighted(zeros(3, 12) / 0, tensor(1.0))) -> ValueError: `means.value` must be finite
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

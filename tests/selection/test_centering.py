@@ -18,7 +18,7 @@ from fedprompt.selection import (
     select_nearest,
     selection_health,
 )
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -126,7 +126,7 @@ def test_queries_are_not_centered_before_the_mean_is_loaded():
         queries(QUERY)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 query_mean([1]) -> TypeError: `query` must be a floating-point tensor (batch, dim); got a list of
 query_mean(tensor([[1.0, torch.inf]])) -> ValueError: `query` must be finite; got 1 entries of 2
 CenteredQueries(3, center=zeros(3))(QUERY[:, :2]) -> ValueError: `query` must have the width of
@@ -136,10 +136,4 @@ CenteredQueries(0, center=None) -> ValueError: `dim` must be at least 1; got 0.
 CenteredQueries(3, center=zeros(2)) -> ValueError: `center` must have shape (3,); got (2,).
 CenteredQueries(2, center=tensor([1.0, nan])) -> ValueError: `center` must be finite; got 1 entries
 CenteredQueries(2, center=[0.0, 0.0]) -> TypeError: `center` must be a floating-point tensor
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -14,7 +14,7 @@ from sklearn.metrics.cluster import contingency_matrix
 from fedprompt.metrics import contingency_table
 from fedprompt.selection import clustering_accuracy, orthogonal_keys, revive_keys, selection_health
 from references.sgpt import cosine
-from refusals import check_refused, refusals
+from refusals import refused
 from tolerance import assert_near
 
 
@@ -196,7 +196,7 @@ def table(indices, labels, groups=3):
     return contingency_table(*given, num_groups=groups, num_classes=2)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes) without
 selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
 selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
@@ -214,10 +214,4 @@ table([0, 1], [-1, 1]) -> ValueError: `labels` must lie in [0, 2); got values fr
 table([0, 1], [1]) -> ValueError: `labels` must have one entry for each of 2 `indices`; got 1.
 table([0.0, 1.0], [1, 1]) -> TypeError: `indices` must be integers of shape (batch,); got a float32
 table([0], [0], groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -19,7 +19,7 @@ from fedprompt.selection import (
 )
 from fedprompt.transport import exact, sinkhorn
 from references.sgpt import choices, cosine, literal_keys
-from refusals import check_refused, refusals
+from refusals import refused
 from tolerance import assert_near
 
 
@@ -354,7 +354,7 @@ def test_values_are_not_checked_inside_a_transform():
         assert_near(gradient, torch.autograd.grad(key_loss(own, keys, indices), keys)[0])
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 started(ones(2, 1)) -> ValueError: `usage` must have one count for each of 2 groups; got (2, 1).
 started(tensor(1.0)) -> ValueError: `usage` must have one count for each of 2 groups; got ().
 started(tensor([1, -2])) -> ValueError: `usage` must be finite and at least 0; got -2.
@@ -378,10 +378,4 @@ orthogonal_keys(2, 0) -> ValueError: `dim` must be at least 1; got 0.
 select_balanced(QUERY, KEYS, solver=None) -> TypeError: `solver` must be a transport solver, such
 select_nearest(QUERY, KEYS, offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
 select_nearest(QUERY, KEYS, offset=float('nan')) -> ValueError: `offset` must be finite; got nan.
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

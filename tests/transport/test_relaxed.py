@@ -9,7 +9,7 @@ import torch
 
 from fedprompt.transport import envelope, implicit, sinkhorn, unbalanced
 from references.transport import planted_cost
-from refusals import check_refused, refusals
+from refusals import refused
 
 
 def problem(mass=0.8, *, batch=(2,), rows=8, columns=3):
@@ -99,7 +99,7 @@ def test_envelope_is_the_value_of_the_problem():
 
 
 COST, A, B = problem()
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 unbalanced(COST, A, B, rho=0.0) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, -1.0)) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, 1.0, 1.0)) -> TypeError: `rho` must be a number, or a pair
@@ -108,10 +108,4 @@ unbalanced(COST, A, B, rho='1') -> TypeError: `rho` must be a number
 torch.vmap(lambda rho: unbalanced(COST, A, B, rho=rho).plan)(A) -> TypeError: `rho` must be a n
 unbalanced(COST, A, B, rho=math.inf) -> ValueError: `b` must sum to the sum of `a`
 unbalanced(COST, A, B, epsilon=0.0) -> ValueError: `epsilon` must be above 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

@@ -16,7 +16,7 @@ from fedprompt.transport import (
     sinkhorn,
 )
 from references.transport import planted_cost
-from refusals import check_refused, refusals
+from refusals import refused
 
 EPSILON = 0.2
 
@@ -143,7 +143,7 @@ def test_the_gradient_is_the_plan_if_the_plan_does_not_change(solver):
 
 COST, A, B = problem()
 FOUND = newton(COST, A, B)
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 plan_fixed(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
 envelope(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
 implicit(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
@@ -154,10 +154,4 @@ envelope(COST, FOUND._replace(epsilon=-0.1)) -> ValueError: `coupling.epsilon` m
 implicit(COST, FOUND._replace(epsilon=-0.1)) -> ValueError: `coupling.epsilon` must be at least 0
 implicit(COST, FOUND._replace(epsilon='0.1')) -> TypeError: `coupling.epsilon` must be a number
 envelope(COST, independent(COST, A, B)) -> ValueError: `coupling.epsilon` must be finite; got inf
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

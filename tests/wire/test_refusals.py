@@ -10,7 +10,7 @@ import torch
 
 from blobs import content, flipped, mended
 from fedprompt.wire import Expected, Header, decode_payload, encode_payload
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_identical
 from wired import (
     BLOB,
@@ -187,7 +187,7 @@ def test_code_in_a_blob_is_not_run(write):
             attempt(blob)
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 received(sent_by('7', 2), server_round=3) -> ValueError: `blob` must be of round 3; got one of round
 received(sent_by('7', 3), server_round=0) -> ValueError: `blob` must be of round 0; got one of round
 received(sent_by('8', 3), client_id='7') -> ValueError: `blob` must have the client_id '7'; got '8'.
@@ -204,13 +204,7 @@ decode_payload(BLOB, expect=Expected([1]), max_bytes=2000) -> TypeError: `expect
 received(BLOB, server_round='') -> TypeError: `expect.server_round` must be an integer; got '' (str)
 received(BLOB, server_round=-1) -> ValueError: `expect.server_round` must be at least 0; got -1
 received(BLOB, client_id=7) -> TypeError: `expect.client_id` must be a string or None; got 7 (int)
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")
 
 
 def test_refusals_contain_printable_characters_only():
