@@ -1,6 +1,6 @@
 """Seals of trees, which tell whether a function wrote into a tree that it received."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import Any
 
@@ -16,27 +16,25 @@ class Seal:
 
     Args:
         tree: Tree of dicts, lists, tuples, tensors and other leaves.
-        within: Seal that is compared at the same moments. Its containers are left out.
+        within: Seals that are compared at the same moments. Their containers are left out.
     """
 
-    def __init__(self, tree: Any, within: "Seal | None" = None) -> None:
-        known = {} if within is None else within._containers
+    def __init__(self, tree: Any, within: "Iterable[Seal]" = ()) -> None:
+        known = {container for seal in within for container in seal._containers}
         self._containers: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         self._tensors: list[Tensor] = []
         pending = [tree]
-        while pending:
-            part = pending.pop()
-            if isinstance(part, Tensor):
+        for part in pending:  # it grows meanwhile
+            if isinstance(part, tuple):
+                pending += part
+            elif isinstance(part, Tensor):
                 if not part.is_inference():
                     self._tensors.append(part)
-            elif isinstance(part, tuple):
-                pending.extend(part)
-            elif isinstance(part, dict | list | Mapping) and id(part) not in self._containers:
-                if id(part) in known:
-                    continue
+            elif isinstance(part, dict | list | Mapping) and id(part) not in known:
+                known.add(id(part))
                 keys, parts = _content(part)
                 self._containers[id(part)] = part, keys, parts
-                pending.extend(parts)
+                pending += parts
         self._marks = _marks(self._tensors)
 
     def broken(self) -> str:

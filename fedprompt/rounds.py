@@ -120,9 +120,7 @@ def run_rounds(
         now = moved(now, homes, hosts, group, engine.seals)
         here = [client for client in clients if hosts[client] == rank]
         for _ in range(method.exchanges):
-            payloads, now = engine.exchange(here, now)
-            if payloads:
-                now = now._replace(server=engine.step(payloads, now))
+            now = engine.exchange(here, now)
         now = moved(now, hosts, homes, group, engine.seals)
         yield now
 
@@ -402,8 +400,8 @@ class _Engine(NamedTuple):
         cohort: list[int] | None = drawn[0]
         return cohort
 
-    def exchange(self, clients: list[int], now: Round) -> tuple[dict[int, Message], Round]:
-        """Train clients on this rank; return the payloads of all ranks, and the states here."""
+    def exchange(self, clients: list[int], now: Round) -> Round:
+        """Train clients on this rank, and take the step of the server with all payloads."""
         states, sealed = dict(now.clients), dict[str, Seal]()
 
         def train() -> dict[str, Any]:
@@ -424,7 +422,10 @@ class _Engine(NamedTuple):
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
         stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
-        return {client: payload for client, payload in sent if payload is not None}, now
+        payloads = {client: payload for client, payload in sent if payload is not None}
+        if self.group:  # its payloads are copies
+            sealed = {"a payload": Seal(payloads)}
+        return now._replace(server=self._step(payloads, sealed, now)) if payloads else now
 
     def _train(self, client: int, now: Round) -> tuple[Message | None, State]:
         where, server_round = f"client {client}, round {now.server_round}", now.server_round
@@ -440,7 +441,7 @@ class _Engine(NamedTuple):
         check_seals(where, _UNCHANGED, seals)
         with _noted(where, seals):
             answer = self.method.server.answer(client, now.server)
-            seals["its answer"] = Seal(answer, within=seals["the server's state"])
+            seals["its answer"] = Seal(answer, within=seals.values())
             with _casts.ended():
                 result: Any = self.method.client(data, answer, state)
             check.pair("method.client", result, "return a payload and a state")
@@ -452,10 +453,10 @@ class _Engine(NamedTuple):
             _check_state(state)
         return payload, state
 
-    def step(self, payloads: dict[int, Message], now: Round) -> State:
-        """Take the step of the server."""
+    def _step(self, payloads: dict[int, Message], sealed: Mapping[str, Seal], now: Round) -> State:
         where = f"server, round {now.server_round}"
-        seals = {"a payload": Seal(payloads), "the server's state": self.seals["server"]}
+        seals = {**sealed, "the payloads": Seal(payloads, within=sealed.values())}
+        seals["the server's state"] = self.seals["server"]
 
         def step() -> State:
             try:

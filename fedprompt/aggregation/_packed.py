@@ -5,17 +5,15 @@ than the arithmetic.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import fedprompt._nouns as nouns
-import fedprompt._refusals as check
 from fedprompt._float64 import wide_zeros, widened
 from fedprompt.aggregation._payloads import ByName, Statistic
-from fedprompt.aggregation._sums import RowSums, as_entry, is_alike, layout_of
+from fedprompt.aggregation._sums import RowSums, as_entry, form_of
 from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Weighted
 
@@ -27,7 +25,7 @@ class PayloadSums(ByName):
     """Sums of each name over payloads, bitwise those of a :class:`RowSums` for each name.
 
     Packed sums are divided into those of their names when a payload lacks one of them, has another
-    layout, or has a number that needs a closer look.
+    layout, or has a number that needs a closer look. What is packed needs no other check.
     """
 
     def __init__(self, make: Callable[[Weighted], Statistic]) -> None:
@@ -36,17 +34,17 @@ class PayloadSums(ByName):
         self.names = dict[str, None]()
 
     def add(self, argument: str, payload: Any) -> None:
-        check.names(argument, payload, "map names to Weighted")
+        sent = payload if isinstance(payload, Mapping) else {}
         if self.packs is None:
-            entries = {n: nouns.layout(f"{argument}[{n!r}]", e) for n, e in payload.items()}
-            self.packs = list(_packs(entries))
-        self.names |= dict.fromkeys(payload)
-        added = {pack: pack.added(payload) for pack in self.packs}
+            self.packs = list(_packs(sent))
+        self.names |= dict.fromkeys(sent)
+        added = {pack: pack.added(sent) for pack in self.packs}
         self.packs = [pack for pack, fits in added.items() if fits]
         for pack in added.keys() - self.packs:
             self.statistics |= pack.split()
         packed = {name for pack in self.packs for name in pack.names}
-        super().add(argument, {n: entry for n, entry in payload.items() if n not in packed})
+        others = {name: entry for name, entry in sent.items() if name not in packed}
+        super().add(argument, others if sent else payload)
 
     def result(self) -> dict[str, Weighted]:
         means = super().result()
@@ -59,8 +57,13 @@ class _Pack:
     """Sums of entries of one dtype and device, one behind the other."""
 
     def __init__(self, entries: Mapping[str, Weighted]) -> None:
-        self.names = {name: layout_of(entry) for name, entry in entries.items()}
-        self.value, self.weight = map(wide_zeros, _flat(entries.values()))
+        self.names = list(entries)
+        self.forms = list(map(form_of, entries.values()))
+        self.shapes = [(value.shape, weight.shape) for value, weight in entries.values()]
+        self.like = Weighted._make(part.new_empty(()) for part in next(iter(entries.values())))
+        self.value, self.weight = (
+            wide_zeros(_flat(parts)) for parts in zip(*entries.values(), strict=True)
+        )
         repeats = [
             value.shape[weight.ndim :].numel()
             for value, weight in entries.values()
@@ -71,12 +74,11 @@ class _Pack:
 
     def added(self, payload: Mapping[str, Weighted]) -> bool:
         """Add a payload, and return True, if it has these entries and all sums are finite."""
-        for name, like in self.names.items():
-            entry = payload.get(name)
-            if not isinstance(entry, Weighted) or not is_alike(entry, like):
-                return False
-        value, weight = map(widened, _flat(payload[name] for name in self.names))
-        value_sum = (value * weight[self.rows]).add_(self.value)
+        entries = [payload[name] for name in self.names if name in payload]
+        if not all(map(_is_entry, entries)) or list(map(form_of, entries)) != self.forms:
+            return False
+        value, weight = (widened(_flat(parts)) for parts in zip(*entries, strict=True))
+        value_sum = (value * weight.index_select(0, self.rows)).add_(self.value)
         weight_sum = self.weight + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
         checksum = value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()
@@ -87,41 +89,45 @@ class _Pack:
 
     def split(self) -> dict[str, RowSums]:
         """Return the sums of each name."""
-        sums = {name: RowSums(like) for name, like in self.names.items()}
-        for name, parts in self._parts(Weighted._make((self.value, self.weight))).items():
-            sums[name].value.low, sums[name].weight.low = parts
+        sums = {}
+        for name, (value, weight) in self._parts(self.value, self.weight).items():
+            likes = zip(self.like, (value, weight), strict=True)
+            sums[name] = RowSums(Weighted._make(like.expand(part.shape) for like, part in likes))
+            sums[name].value.low, sums[name].weight.low = value, weight
         return sums
 
     def result(self) -> dict[str, Weighted]:
         """Return the mean of each name. Entries share no memory."""
-        like = next(iter(self.names.values()))
-        weight = self.weight[self.rows]  # of each value
-        mean = as_entry(WideSum(self.value).over(WideSum(weight)), weight, like=like).value
-        rows = as_entry(self.weight, self.weight, like=like).weight
-        parts = self._parts(Weighted._make((mean, rows)))
-        return {n: Weighted._make(part.clone() for part in entry) for n, entry in parts.items()}
+        weight = self.weight.index_select(0, self.rows)  # of each value
+        mean = as_entry(WideSum(self.value).over(WideSum(weight)), weight, like=self.like).value
+        rows = as_entry(self.weight, self.weight, like=self.like).weight
+        return self._parts(mean, rows)
 
-    def _parts(self, flat: Weighted) -> dict[str, Weighted]:
-        """Divide a packed entry into views of its names."""
-        likes = zip(*self.names.values(), strict=True)
+    def _parts(self, value: Tensor, weight: Tensor) -> dict[str, Weighted]:
+        """Divide packed values and weights into copies for their names."""
         parts = (
-            map(Tensor.view_as, torch.split(tensor, [like.numel() for like in shapes]), shapes)
-            for tensor, shapes in zip(flat, likes, strict=True)
+            map(Tensor.view, torch.split_with_sizes_copy(tensor, [s.numel() for s in each]), each)
+            for tensor, each in zip((value, weight), zip(*self.shapes, strict=True), strict=True)
         )
         return dict(zip(self.names, map(Weighted._make, zip(*parts, strict=True)), strict=True))
 
 
-def _flat(entries: Iterable[Weighted]) -> Iterator[Tensor]:
-    """Concatenate the values, and the weights, of some entries."""
-    for parts in zip(*entries, strict=True):
-        yield torch.cat([part if part.ndim == 1 else part.flatten() for part in parts])
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, Weighted) and isinstance(entry.value, Tensor)
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors of any shapes."""
+    if all(part.shape == parts[0].shape for part in parts):
+        return torch.stack(parts).flatten()
+    return torch.cat([part.flatten() for part in parts])
 
 
 def _packs(entries: Mapping[str, Weighted]) -> Iterator[_Pack]:
     """Pack the small entries by dtypes and device, where there are two or more."""
     groups: dict[tuple[object, ...], dict[str, Weighted]] = {}
     for name, entry in entries.items():
-        if entry.value.numel() <= _SMALL:
+        if isinstance(name, str) and _is_entry(entry) and entry.value.numel() <= _SMALL:
             key = (entry.value.dtype, entry.weight.dtype, entry.value.device, entry.weight.device)
             groups.setdefault(key, {})[name] = entry
     return (_Pack(group) for group in groups.values() if len(group) > 1)

@@ -58,7 +58,8 @@ class RowRule(ABC):
         previous = previous.detach()
         mean = Weighted._make(part.detach().to(previous.device) for part in mean)
         rows = mean.rows
-        new, after = self.update(torch.where(rows, previous, 0), mean.known, state)
+        known = torch.where(rows, mean.value, 0.0)
+        new, after = self.update(torch.where(rows, previous, 0), known, state)
         return torch.where(rows, new, previous), _keep_rows(rows, previous, state, after)
 
 
@@ -69,7 +70,8 @@ def _check_previous(previous: Any) -> None:
 
 def check_state(state: object, fits: bool) -> None:
     """Require the state of a server update."""
-    check.require(isinstance(state, Mapping) and fits, "state", FROM_INIT, check.kind(state))
+    if not (isinstance(state, Mapping) and fits):
+        raise check.wrong("state", FROM_INIT, check.kind(state))
 
 
 def _tensors(state: Any, name: str = "") -> dict[str, Tensor]:
@@ -122,14 +124,14 @@ def step_by_name(
     if missing := sorted(set(previous) - set(state)):
         raise check.wrong("state", FROM_INIT, f"nothing for {missing}")
     names = [name for name in previous if name in mean]
-    new, states = dict(previous), dict(state)
     before = {name: (previous[name], mean[name], state[name]) for name in names}
-    at_once = _at_once(rules, before)
-    for name in names:
+    made = _at_once(rules, before)
+    for name in before if not made else ():
         with check.located(repr(name)):
-            step = at_once.get(name) or rules[name].step(*before[name])
-            new[name], states[name] = step
-    return new, states
+            made[name] = rules[name].step(*before[name])
+    new = {name: value for name, (value, _) in made.items()}
+    states = {name: after for name, (_, after) in made.items()}
+    return {**previous, **new}, {**state, **states}
 
 
 def _at_once(

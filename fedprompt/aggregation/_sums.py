@@ -55,18 +55,16 @@ def layout_of(entry: Weighted) -> Weighted:
     return Weighted._make(part.new_empty(()).expand(part.shape) for part in entry)
 
 
-def is_alike(entry: Weighted, first: Weighted) -> bool:
-    """Whether an entry has the shapes, dtypes and devices of the first one."""
-    (value, weight), (like, evidence) = entry, first
-    shapes = value.shape == like.shape and weight.shape == evidence.shape
-    kinds = value.dtype is like.dtype and weight.dtype is evidence.dtype
-    return shapes and kinds and value.device == like.device and weight.device == evidence.device
+def form_of(entry: Weighted) -> tuple[object, ...]:
+    """Return the shapes, dtypes and devices of an entry, which are compared."""
+    value, weight = entry
+    return value.shape, value.dtype, value.device, weight.shape, weight.dtype, weight.device
 
 
 def check_alike(argument: str, entry: object, first: Weighted) -> None:
     """Require the shapes, dtypes and device of the first entry."""
     sent = nouns.layout(argument, entry)
-    if is_alike(sent, first):
+    if form_of(sent) == form_of(first):
         return
     for name, tensor, like in zip(Weighted._fields, sent, first, strict=True):
         place = f"{argument}.{name}"

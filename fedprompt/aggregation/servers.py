@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._float64 import rounded, widened
 from fedprompt.aggregation._rules import RowRule, check_state
@@ -107,23 +106,14 @@ def averaging_server(
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
         check.count("server_round", server_round, at_least=0)
-        _check_payloads(payloads)
+        check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
         _check_state(state)
-        check.tensors("state['values']", state["values"], at_least=0)
         mean = aggregate(payloads.values())
         values, memory = rule.step(state["values"], mean, state["update"])
         return {"values": values, "update": memory}
 
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
     return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
-
-
-def _check_payloads(payloads: Any) -> None:
-    check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
-    check.some("payloads", payloads, "hold at least one payload")
-    for client, payload in payloads.items():
-        check.count("id in `payloads`", client, at_least=0)
-        nouns.form(f"payloads[{client}]", payload, at_least=0)  # a client may share nothing
 
 
 def _check_state(state: object) -> None:

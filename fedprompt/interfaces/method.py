@@ -183,7 +183,7 @@ class Round(_Parts):
         state = _Missed(data.id) if self.missed(data.id) else own
         seals = {"the server's state": Seal(self.server), "the client's state": Seal(own)}
         answer = method.server.answer(data.id, self.server)
-        seals["its answer"] = Seal(answer, within=seals["the server's state"])
+        seals["its answer"] = Seal(answer, within=seals.values())
         model = method.predict(data, answer, state)
         where = f"client {data.id}, prediction after round {self.server_round}"
         check_seals(where, "`method.predict` must change no argument", seals)

@@ -90,11 +90,12 @@ class Slot(NamedTuple):
 def check_message(argument: str, message: Message) -> None:
     """Require a message that a blob can hold; numbers are not read. Errors name it `argument`."""
     check.names(argument, message, "map names to tensors or Weighted")
+    rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
+    reserved = [n for n in message if n == "__metadata__" or n.endswith((":value", ":weight"))]
+    check.nothing(list(map(repr, reserved)), argument, rule)
     for name, entry in message.items():
-        rule = "have no name '__metadata__', nor one that ends in ':value' or ':weight'"
-        fits = name != "__metadata__" and not name.endswith((":value", ":weight"))
-        check.require(fits, argument, rule, repr(name))
-        _check_unicode(argument, name)
+        if not name.isascii():
+            _check_unicode(argument, name)
         place = f"{argument}[{name!r}]"
         if isinstance(entry, Weighted):
             parts: tuple[Tensor, ...] = nouns.layout(place, entry)
@@ -103,7 +104,8 @@ def check_message(argument: str, message: Message) -> None:
             check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
-            check.require(part.dtype in DTYPES, place, _DTYPE, part.dtype, TypeError)
+            if part.dtype not in DTYPES:
+                raise check.wrong_type(place, _DTYPE, part.dtype)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:

@@ -344,7 +344,7 @@ def test_results_that_share_memory_and_writes_of_a_step_a_loop_and_a_prediction_
     made = fp.Method(shared, average, lambda data, answer, state: answer["x"].add_(1))
     with pytest.raises(ValueError, match=r"round 0: a client must .* the payload of client 0"):
         list(fp.run_rounds(made, Data, [[0, 1]]))
-    with pytest.raises(ValueError, match=r"server, round 0: .* a write into 'x', .* in a payload"):
+    with pytest.raises(ValueError, match=r"server, round 0: .* .* 'x', .* the payload of client 0"):
         list(fp.run_rounds(made._replace(server=average._replace(step=step)), Data, [[0]]))
     rounds = fp.run_rounds(made, Data, [[0], [1]])
     with pytest.raises(ValueError, match=r"client 4, prediction after round 0: .*server's state"):
