@@ -28,7 +28,7 @@ from fedprompt.interfaces import TrainableTrunk
 
 __all__ = ["Network", "network"]
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Longest time of a try of the connection, in seconds."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".tar")
