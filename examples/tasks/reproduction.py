@@ -12,6 +12,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.compare.own import Chosen
 from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.trials import CompareError, Images, Trial
@@ -33,21 +34,9 @@ NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
 
-class Stored:
-    """Half-precision or integer tensor, of which an indexed part has single precision.
-
-    Args:
-        values: Tokens or images.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.shape = values, values.shape
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: Tensor | slice) -> Tensor:
-        return self.values[index].float()
+def as_floats(values: Tensor) -> Chosen:
+    """Return all of a tensor of another dtype, whose batches have single precision."""
+    return Chosen(values, torch.arange(len(values), device="cpu"))
 
 
 @dataclass(kw_only=True)
@@ -128,7 +117,7 @@ def divided(
         run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
     spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][spread])
-    pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
+    pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     trial = Trial.of(
         run, train, test, shards, domain_names=data.domain_names, federation=EpochFederation
@@ -205,7 +194,8 @@ def _clip(
     encode = prepare if kind == "images" else partial(_tokens, clip, prepare)
     how = {"batch_size": 64, "dtype": torch.float16}
     sides = [
-        Stored(fp.precompute(encode, side.pixels, **how).cpu()) for side in (data.train, data.test)
+        as_floats(fp.precompute(encode, side.pixels, **how).cpu())
+        for side in (data.train, data.test)
     ]
     with torch.device(fields["device"]):
         run = PaperClip(
