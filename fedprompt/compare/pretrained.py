@@ -74,12 +74,19 @@ class Network:
     ) -> Float[Tensor, "batch tokens dim"]:
         """Encode prepared images by the image tower of a CLIP, the pooled token first."""
         if hasattr(self.model, "visual"):
-            pooled, patches = fp.image_tokens(self.model, images)
-            return torch.cat([pooled[:, None], patches], 1)
+            return tokens_of(self.model, images)
         vision: Any = self.model.vision_model
         hidden = vision.post_layernorm(vision(images).last_hidden_state)
         tokens: Tensor = self.model.get_submodule("visual_projection")(hidden)
         return tokens
+
+
+def tokens_of(
+    model: nn.Module, images: Float[Tensor, "batch 3 height width"]
+) -> Float[Tensor, "batch tokens dim"]:
+    """Encode prepared images by the image tower of open_clip, the pooled token first."""
+    pooled, patches = fp.image_tokens(model, images)
+    return torch.cat([pooled[:, None], patches], 1)
 
 
 def network(
