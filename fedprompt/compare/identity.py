@@ -2,9 +2,11 @@
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -46,7 +48,8 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     """Describe a value, the same in each process, so that no other value is described alike.
 
     Functions are compared by their code, by default values and by the variables around them, so a
-    lambda is not taken for another one. Global variables of a function are not compared.
+    lambda is not taken for another one. Those of installed packages are compared by name. Global
+    variables of a function are not compared.
 
     Args:
         value: Value, such as a field of a setting.
@@ -61,7 +64,8 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         return [str(value.dtype), *value.shape, stamp(value)]
     if isinstance(value, nn.Module):
-        return [repr(value), fp.fingerprint(value)["weights"]]
+        types = dict.fromkeys(map(type, value.modules()))
+        return [repr(value), fp.fingerprint(value)["weights"], *map(inner, types)]
     if isinstance(value, Mapping):
         return [[inner(key), inner(each)] for key, each in value.items()]
     if isinstance(value, list | tuple):
@@ -79,19 +83,34 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     if inspect.isbuiltin(value):
         return [inner(value.__self__), value.__qualname__]
     text = repr(value)
+    if isinstance(value, type):
+        return [text, *map(inner, _functions(value))]
     if " at 0x" not in text:
-        return text
+        return [text, inner(type(value))]
     if not hasattr(value, "__dict__"):
         rule = "have a __repr__ that tells its values, for the records"
         raise CompareError(f"A {type(value).__name__} of a setting or a method must {rule}.")
-    return [type(value).__qualname__, inner(vars(value))]
+    return [inner(type(value)), inner(vars(value))]
+
+
+def _is_installed(value: Any) -> bool:
+    """Return whether a function or a class is that of the library or of an installed package."""
+    module = sys.modules.get(str(value.__module__).partition(".")[0])
+    places = Path(getattr(module, "__file__", None) or "").parts
+    return module is fp or not {"site-packages", "dist-packages"}.isdisjoint(places)
+
+
+def _functions(given: type) -> list[Any]:
+    """Return the functions of a class and of its bases, without installed ones."""
+    own = [each for each in given.__mro__ if not _is_installed(each)]
+    return [part for each in own for part in vars(each).values() if inspect.isfunction(part)]
 
 
 def _compiled(function: Any) -> list[Any]:
-    """Describe the code of a function of a user; those of the library have names."""
+    """Describe the code of a function; an installed one has its name."""
 
     def parts(code: CodeType) -> list[Any]:
         constants = [parts(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
         return [code.co_code.hex(), code.co_names, constants]
 
-    return [] if function.__module__.startswith("fedprompt.") else parts(function.__code__)
+    return [] if _is_installed(function) else parts(function.__code__)

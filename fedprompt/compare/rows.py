@@ -139,7 +139,7 @@ def code(row: Row) -> str | None:
     if make.__module__.startswith("fedprompt."):
         return None
     text = SOURCES.get(make.__module__)
-    return stamp(json.dumps(told(make)) if text is None else text)
+    return stamp(json.dumps(told(row.entry.make)) if text is None else text)
 
 
 def read_methods(path: Path) -> dict[str, Entry]:

@@ -25,6 +25,7 @@ FIELDS = {
     "one of many public inputs": lambda x: {"public": torch.zeros(2000).index_fill(0, MIDDLE, x)},
     "an object without a description": lambda x: {"augment": SimpleAugment(x)},
     "a network around a function": lambda x: {"augment": moved(nn.Linear(1, 1), x)},
+    "code of a class": lambda code: {"augment": classed(code)()},
     "layers of prompts": lambda n: {"prompts": partial(fp.ShallowPrompts, int(n) + 1)},
 }
 
@@ -35,6 +36,19 @@ class SimpleAugment:
 
     def __call__(self, images, generator):
         return images + self.size.size
+
+
+def classed(code):
+    class Same:
+        def __call__(self, images, generator):
+            return images
+
+    class Other:
+        def __call__(self, images, generator):
+            return -images
+
+    Other.__qualname__ = Same.__qualname__
+    return Other if code else Same
 
 
 def moved(model, by):
