@@ -1,7 +1,9 @@
 """Methods of the gallery, and your own, on one task under one budget.
 
 All rows have the same rounds, clients, batches and initial values, and the same number of tuning
-trials. Each finished run is one line of a JSON-lines file, so a killed program continues::
+trials. Each finished run is one line of a JSON-lines file, so a killed program continues.
+Of several programs that write to one file, each runs all that has no record when it starts: divide
+the cells among them by ``--shard``::
 
     python examples/compare.py --task digits --methods fedprox,local --seeds 5
     python examples/compare.py --task clip --methods mine.py:my_method,promptfl
@@ -23,7 +25,8 @@ from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.command import OneLine, count, share
 from fedprompt.compare.problems import Record
 from fedprompt.compare.results import check_device, check_folder
-from fedprompt.compare.rows import HEAD_RATE, Row, read_methods
+from fedprompt.compare.rows import HEAD_RATE, Row, files
+from fedprompt.compare.rows import chosen as methods_of
 from fedprompt.compare.trials import CompareError
 from tasks import estimate, pages, papers, verify
 from tasks.core import Machine, Task
@@ -193,26 +196,18 @@ def named(flag: str, given: str | None, allowed: Sequence[str], by: str = ",") -
 def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[Row], list[Path]]:
     """Return the rows of a partition that are wanted, and the files of new methods."""
     rows = [row for row in task.rows(partition) if row.method is not None]
-    files = []
-    names = [] if args.methods is None else args.methods.split(",")
-    for place, name in enumerate(names):
-        path, _, function = name.rpartition(":")
-        if path:
-            files.append(Path(path))
-            entries = read_methods(files[-1])
-            entry = entries[named("methods", function, list(entries))[0]]
-            if task.family(partition) not in entry.families:
-                rule = f"be of the family {task.family(partition)!r}"
-                raise CompareError(f"`--methods` must {rule}; got {name!r}.")
-            row = Row(entry.title, function, entry.defaults)
-            rows.append(two_rates(row) if any(HEAD_RATE in each.values for each in rows) else row)
-            names[place] = function
-    if names:
-        methods = list(dict.fromkeys(str(row.method) for row in rows))
-        wanted = named("methods", ",".join(names), methods)
+    given = [] if args.methods is None else args.methods.split(",")
+    if own := [name for name in given if ":" in name]:
+        both = any(HEAD_RATE in row.values for row in rows)
+        new = methods_of(own, task.family(partition))
+        rows += map(two_rates, new) if both else new
+    if given:
+        names = [name.rpartition(":")[2] for name in given]
+        methods = dict.fromkeys(str(row.method) for row in rows)
+        wanted = named("methods", ",".join(names), list(methods))
         rows = [row for row in rows if row.method in wanted]
     wanted = named("rows", args.rows, [row.title for row in rows], ";")
-    return [row for row in rows if row.title in wanted], files
+    return [row for row in rows if row.title in wanted], files(given)
 
 
 def tuned(

@@ -17,6 +17,7 @@ from build_samples import digits_clip
 from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
+from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.problems import COLUMNS, NEWCOMERS
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import Images, Trial
@@ -158,8 +159,7 @@ def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
     images = digits_clip.preprocess(canvases)
     if inputs == "images":
         return images
-    pieces = [fp.image_tokens(digits_clip.clip(), batch) for batch in images.split(256)]
-    return torch.cat([torch.cat([pooled[:, None], patches], 1) for pooled, patches in pieces])
+    return torch.cat([tokens_of(digits_clip.clip(), batch) for batch in images.split(256)])
 
 
 def task(title: str, family: str, build: Callable[..., Setting], **references: str) -> Task:

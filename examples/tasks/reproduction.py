@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.compare.own import Chosen, spread
 from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
+from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.methods import ClipSetting, VitSetting
@@ -33,21 +34,9 @@ NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
 
-class Stored:
-    """Half-precision or integer tensor, of which an indexed part has single precision.
-
-    Args:
-        values: Tokens or images.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.shape = values, values.shape
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: Tensor | slice) -> Tensor:
-        return self.values[index].float()
+def as_floats(values: Tensor) -> Chosen:
+    """Return all of a tensor of another dtype, whose batches have single precision."""
+    return Chosen(values, torch.arange(len(values), device="cpu"))
 
 
 @dataclass(kw_only=True)
@@ -126,9 +115,8 @@ def divided(
     else:
         build = _networks if setting.family == "networks" else _vits
         run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
-    spread = torch.linspace(0, len(train.labels) - 1, min(len(train.labels), NUM_PUBLIC)).long()
-    run = replace(run, public=sides[0][spread])
-    pixels = Stored(sides[0]) if row.method in FLOATS else sides[0]
+    run = replace(run, public=sides[0][spread(len(train.labels), NUM_PUBLIC)])
+    pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     trial = Trial.of(
         run, train, test, shards, domain_names=data.domain_names, federation=EpochFederation
@@ -202,10 +190,15 @@ def _clip(
     model, *normal, tokenizer = backbones.clip(setting.backbones[0], setting.image_size)
     clip = fp.freeze(model.to(fields["device"]))
     prepare = Preparation(setting.image_size, *normal).to(fields["device"])
-    encode = prepare if kind == "images" else partial(_tokens, clip, prepare)
+
+    def encode(pixels: Tensor) -> Tensor:
+        """Encode a batch on the device, and keep it in the memory of the host."""
+        images = prepare(pixels)
+        return (images if kind == "images" else tokens_of(clip, images)).cpu()
+
     how = {"batch_size": 64, "dtype": torch.float16}
     sides = [
-        Stored(fp.precompute(encode, side.pixels, **how).cpu()) for side in (data.train, data.test)
+        as_floats(fp.precompute(encode, each.pixels, **how)) for each in (data.train, data.test)
     ]
     with torch.device(fields["device"]):
         run = PaperClip(
@@ -219,12 +212,6 @@ def _clip(
             **fields,
         )
     return run, sides
-
-
-def _tokens(clip: nn.Module, prepare: Preparation, pixels: Tensor) -> Tensor:
-    """Return the image tokens of CLIP with the pooled one first, in the memory of the host."""
-    pooled, patches = fp.image_tokens(clip, prepare(pixels))
-    return torch.cat([pooled[:, None], patches], 1).cpu()
 
 
 def task(paper: str) -> Task:

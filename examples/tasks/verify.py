@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.compare import measure, ranks
-from fedprompt.compare.trials import CompareError, Trial
+from fedprompt.compare.trials import CompareError, Trial, line_of
 from fedprompt.methods.steps import take_step
 from tasks import papers, reproduction
 from tasks.backbones import PRETRAINED, Backbones
@@ -277,7 +277,7 @@ def shrunk_run(case: Case) -> Finding:
         with torch.device("cpu"):
             found = measure.run(method, trial, shared=not case.row.personalized)
     except (RuntimeError, ValueError) as error:
-        return Finding(f"figures of {case.row.title}", "an error", str(error).splitlines()[0])
+        return Finding(f"figures of {case.row.title}", "an error", line_of(error))
     text = f"{found['own']:.1%} on own tests, {found['bytes_up']:,.0f} bytes up"
     return Finding(f"figures of {case.row.title}", text)
 

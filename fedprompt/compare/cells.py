@@ -72,10 +72,9 @@ class Cell:
 
 def key(record: Mapping[str, Any], problem: Problem) -> str:
     """Return the fields that identify a cell. A record without a device was made on the CPU."""
-    fields = [record[name] for name in records.NAMED[:-1]] + [_changed(record, problem)]
-    fields += [record.get("shrink", 1), record.get("inputs"), record.get("device", "cpu")]
-    fields.append(record.get("code"))
-    return json.dumps(fields, sort_keys=True)
+    where = [record[name] for name in records.NAMED[:-1]]
+    machine = record.get("shrink", 1), record.get("device", "cpu")
+    return json.dumps([where, chosen(record, problem), machine])
 
 
 def chosen(record: Mapping[str, Any], problem: Problem) -> str:

@@ -7,7 +7,9 @@ torchrun --nproc-per-node 2 -m fedprompt.compare photos --vit NAME --methods fed
 
 The folder has images as CLASS/*, {train,test}/CLASS/*, DOMAIN/CLASS/*,
 CLIENT/{train,test}/CLASS/*, {train,test}/DOMAIN/CLASS/*, or as a list (CSV, or split_zhou_*.json of
-CoOp). Each finished run is a line of OUT/records.jsonl, so a killed command continues.
+CoOp). Each finished run is a line of OUT/records.jsonl, so a killed command continues. Several
+commands may write to one OUT. Each runs all that has no record when it starts, so give them
+different methods.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedprompt import data, features
-from fedprompt.compare import divisions, experiments, own
+from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
 from fedprompt.compare.images import decoded, stamp
 from fedprompt.compare.own import Chosen, Data
@@ -231,11 +231,11 @@ def _problem(
         for name, part in parts.items()
     }
     same = ("shots", "base_to_new", "leave_one_out", "newcomers", "template")
-    identity = [*map(identified, stores), clients, budget]
+    known = [*map(identified, stores), clients, budget]
     columns, compared = columns_of(given["base_to_new"], given["leave_one_out"], len(stores) > 1)
     words = {name: f"{part.words}{clients}" for name, part in parts.items()}
-    identity.append([given[name] for name in same])
-    return own.of_data(words, of.__getitem__, columns, identity, title=title, compared=compared)
+    known.append([given[name] for name in same])
+    return own.of_data(words, of.__getitem__, columns, known, title=title, compared=compared)
 
 
 @lru_cache(1)
@@ -276,7 +276,7 @@ def identified(store: Store) -> list[object]:
     read = found.labels, found.domains, found.split == "test", found.split == "val"
     names = found.class_names, found.domain_names
     prepared = made.identity, made.size, made.mean, made.std, made.interpolation
-    return [stamp(found), *(own.stamp(torch.from_numpy(part)) for part in read), names, prepared]
+    return [stamp(found), *map(identity.stamp, read), names, prepared]
 
 
 def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, Part]:

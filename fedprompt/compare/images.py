@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -152,7 +152,10 @@ def decoded(
 ) -> tuple[Pixels, Folder]:
     """Decode the images of a folder once, and map the resulting file in every later call.
 
-    The name of the file has a hash of the names, sizes and times of all images.
+    The name of the file has a hash of the names, sizes and times of all images. The file has the
+    pixels and then the positions of the images. It is written under another name and renamed when
+    it is complete. A process that is killed can leave a file that ends in ``.part``, which is never
+    read. Changes of the returned pixels are not written to the file.
 
     Args:
         folder: Image files.
@@ -165,26 +168,24 @@ def decoded(
         Images, and the folder without the ones that were left out.
 
     Raises:
-        ValueError: If an image cannot be read.
+        ValueError: If an image cannot be read, or the file is damaged.
     """
-    files = ImageFiles(folder.paths, size)
-    path = cache / f"{stamp(folder)}-{size}px.images"
+    path, count = cache / f"{stamp(folder)}-{size}px.images", len(folder)
     if not path.exists():
-        _ = files.bits  # once, before threads read
-
-    def read(place: int) -> tuple[Tensor, int]:
-        try:
-            return files[place], place
-        except OSError as error:
-            told = "Correct it, or leave such files out by `skip=True`."
-            raise ValueError(f"{error} {told}") from error
-
-    pixels, kept = mapped(read, len(folder), path, size=size, skip=skip, bar=bar)
-    if len(kept) < len(folder):
-        lost = np.setdiff1d(np.arange(len(folder)), kept)
+        _write(ImageFiles(folder.paths, size), path, skip, bar)
+    each = 3 * size * size + 8
+    kept, rest = divmod(path.stat().st_size, each)
+    if rest or kept > count or not kept:
+        raise ValueError(f"{path} must have {each} bytes for each of {count} images. Delete it.")
+    if kept < count and not skip:
+        raise ValueError(f"{path} lacks {count - kept} of {count} images that cannot be read.")
+    raw = torch.from_file(str(path), size=kept * each, dtype=torch.uint8)
+    pixels, places = raw[: kept * (each - 8)], raw[kept * (each - 8) :].clone().view(torch.int64)
+    if kept < count:
+        lost = np.setdiff1d(np.arange(count), places)
         skipped = {**folder.skipped, "cannot be read": folder.at(lost).paths}
-        folder = replace(folder.at(kept), skipped=skipped)
-    return pixels, folder
+        folder = replace(folder.at(places), skipped=skipped)
+    return pixels.view(kept, 3, size, size), folder
 
 
 def stamp(folder: Folder) -> str:
@@ -197,75 +198,32 @@ def stamp(folder: Folder) -> str:
     return hashed.hexdigest()[:12]
 
 
-def mapped(
-    read: Callable[[int], tuple[Tensor, int]],
-    count: int,
-    path: Path,
-    *,
-    size: int,
-    skip: bool = False,
-    bar: Bar = iter,
-) -> tuple[Pixels, Int64[Tensor, " images"]]:
-    """Write images and their numbers to a file once, and map it.
+def _write(files: ImageFiles, path: Path, skip: bool, bar: Bar) -> None:
+    """Write the pixels of all images that can be read, then their positions."""
 
-    The file has the pixels and then the numbers. It is written under another name and renamed when
-    it is complete. A process that is killed can leave a file that ends in ``.part``, which is never
-    read. Changes of the returned pixels are not written to the file.
-
-    Args:
-        read: Function from a position to an image (3, size, size), uint8, and a number, such as its
-            label. Threads call it. It raises a ValueError for an image that cannot be read.
-        count: Number of positions.
-        path: File.
-        size: Side of the images in pixels.
-        skip: Whether to leave out images that cannot be read.
-        bar: Function that wraps the chunks of images in a progress bar.
-
-    Returns:
-        Images and numbers.
-
-    Raises:
-        ValueError: If an image cannot be read, or the file is damaged.
-    """
-    each = 3 * size * size + 8
-    if not path.exists():
-        _write(read, count, path, skip, bar)
-    kept, rest = divmod(path.stat().st_size, each)
-    if rest or kept > count or not kept:
-        raise ValueError(f"{path} must have {each} bytes for each of {count} images. Delete it.")
-    if kept < count and not skip:
-        raise ValueError(f"{path} lacks {count - kept} of {count} images that cannot be read.")
-    raw = torch.from_file(str(path), size=kept * each, dtype=torch.uint8)
-    pixels, numbers = raw[: kept * (each - 8)], raw[kept * (each - 8) :].clone()
-    return pixels.view(kept, 3, size, size), numbers.view(torch.int64)
-
-
-def _write(
-    read: Callable[[int], tuple[Tensor, int]], count: int, path: Path, skip: bool, bar: Bar
-) -> None:
-    """Write the pixels of all images, then their numbers."""
-
-    def pair(place: int) -> tuple[Tensor, int] | None:
+    def read(place: int) -> tuple[Tensor, int] | None:
         try:
-            return read(place)
-        except ValueError:
+            return files[place], place
+        except OSError as error:
             if skip:
                 return None
-            raise
+            told = "Correct it, or leave such files out by `skip=True`."
+            raise ValueError(f"{error} {told}") from error
 
+    count, _ = len(files), files.bits  # once, before threads read
     path.parent.mkdir(parents=True, exist_ok=True)
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-    part, numbers = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
+    part, places = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
     try:
         with part.open("wb") as file, ThreadPoolExecutor() as pool, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             for chunk in bar(chunks):
-                for pixels, number in filter(None, pool.map(pair, chunk)):
+                for pixels, place in filter(None, pool.map(read, chunk)):
                     file.write(pixels.numpy().data)
-                    numbers.append(number)
-            if not numbers:
+                    places.append(place)
+            if not places:
                 raise ValueError(f"None of {count} images can be read for {path}.")
-            file.write(np.array(numbers, dtype=np.int64).data)
+            file.write(np.array(places, dtype=np.int64).data)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

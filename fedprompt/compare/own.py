@@ -1,9 +1,7 @@
 """A problem from your own inputs, labels, clients and tests."""
 
-import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,11 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt.compare import alone
 from fedprompt.compare.advice import advice
 from fedprompt.compare.divisions import Division, held_out
+from fedprompt.compare.identity import settled, stamp, told
 from fedprompt.compare.problems import NEWCOMERS, Problem, Record
 from fedprompt.compare.rows import Row, fits
 from fedprompt.compare.trials import Further, Machine, Trial
@@ -129,8 +127,7 @@ class Data:
         public = given.public
         if not len(public):
             every = torch.cat(list(shards[:count])).sort().values
-            spread = torch.linspace(0, len(every) - 1, min(len(every), NUM_PUBLIC)).long()
-            public = inputs[every[spread]].float()
+            public = inputs[every[spread(len(every), NUM_PUBLIC)]].float()
         return replace(
             given,
             clients=range(count),
@@ -162,7 +159,8 @@ def problem(
             a generator to these, which is called with another seed in each run.
         tests: Test inputs. Without `own`, clients are tested on all of them, weighted by their
             mixes of classes.
-        setting: Models, classes and budget. Clients and seed are set for each run.
+        setting: Models, classes and budget. Clients and seed are set for each run. Records are
+            found again if the setting is the same, and functions in it have the same code.
         newcomers: Number of clients, the last ones, that never train.
         title: Title of the tables.
 
@@ -196,12 +194,12 @@ def problem(
         newcomers=newcomers,
     )
     division = divide(np.random.default_rng(0))
-    stamped = [stamp(first(*side)) for side in ((inputs, labels), (tests.inputs, tests.labels))]
-    stamped += [stamp(labels), stamp(tests.labels), *told(setting), str(newcomers)]
-    stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.train]
-    stamped += [stamp(torch.as_tensor(np.asarray(part))) for part in division.own or ()]
+    sides = (inputs, labels), (tests.inputs, tests.labels)
+    parts = [list(map(np.asarray, part)) for part in (division.train, division.own or ())]
+    described = [told([first(*side), side[1]]) for side in sides]
+    described += [settled(setting), newcomers, told(parts)]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
-    return of_data({"": title}, lambda partition: data, columns, stamped, title=title)
+    return of_data({"": title}, lambda partition: data, columns, described, title=title)
 
 
 def recommended(problem: Problem, found: Sequence[Record], partition: str) -> list[str]:
@@ -212,24 +210,14 @@ def recommended(problem: Problem, found: Sequence[Record], partition: str) -> li
     return [text] if text.startswith("**") else []
 
 
-def stamp(values: Tensor | str) -> str:
-    """Return a hash of a tensor or a text."""
-    found = values.encode() if isinstance(values, str) else values.numpy(force=True).tobytes()
-    return hashlib.sha256(found).hexdigest()[:12]
-
-
 def first(inputs: Inputs, labels: Tensor) -> Tensor:
     """Return all inputs of a tensor, and up to 64 of inputs that are read when they are needed."""
-    places = torch.linspace(0, len(labels) - 1, min(len(labels), 64)).long()
-    return inputs if isinstance(inputs, Tensor) else inputs[places]
+    return inputs if isinstance(inputs, Tensor) else inputs[spread(len(labels), 64)]
 
 
-def told(setting: Setting) -> list[str]:
-    """Describe a setting and its frozen networks, the same in each process."""
-    frozen = [*getattr(setting, "trunks", ()), *filter(None, [getattr(setting, "tower", None)])]
-    fields = {n: v for n, v in vars(setting).items() if n not in ("trunks", "tower", "clip")}
-    text = re.sub(r" at 0x\w+", "", repr(fields))
-    return [text, *(fp.fingerprint(each)["weights"] for each in frozen)]
+def spread(count: int, most: int) -> Int[Tensor, "chosen"]:
+    """Return up to `most` of `count` positions, at equal distances."""
+    return torch.linspace(0, count - 1, min(count, most)).long()
 
 
 def of_data(

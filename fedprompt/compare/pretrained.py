@@ -24,11 +24,12 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt.compare.trials import line_of
 from fedprompt.interfaces import TrainableTrunk
 
 __all__ = ["Network", "network"]
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Longest time of a try of the connection, in seconds."""
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".tar")
@@ -73,12 +74,19 @@ class Network:
     ) -> Float[Tensor, "batch tokens dim"]:
         """Encode prepared images by the image tower of a CLIP, the pooled token first."""
         if hasattr(self.model, "visual"):
-            pooled, patches = fp.image_tokens(self.model, images)
-            return torch.cat([pooled[:, None], patches], 1)
+            return tokens_of(self.model, images)
         vision: Any = self.model.vision_model
         hidden = vision.post_layernorm(vision(images).last_hidden_state)
         tokens: Tensor = self.model.get_submodule("visual_projection")(hidden)
         return tokens
+
+
+def tokens_of(
+    model: nn.Module, images: Float[Tensor, "batch 3 height width"]
+) -> Float[Tensor, "batch tokens dim"]:
+    """Encode prepared images by the image tower of open_clip, the pooled token first."""
+    pooled, patches = fp.image_tokens(model, images)
+    return torch.cat([pooled[:, None], patches], 1)
 
 
 def network(
@@ -130,7 +138,7 @@ def network(
             with _offline():
                 made = replace(load(), name=name)  # without "local-dir:"
         except Exception as error:
-            got = f"{path}, damaged or of another network ({_line(error)})"
+            got = f"{path}, damaged or of another network ({line_of(error)})"
             raise check.wrong(flag, f"have a file of the weights of {name}", got) from error
     else:
         made = _by_name(flag, name, size)
@@ -261,7 +269,7 @@ def _by_name(flag: str, name: str, size: int | None) -> Network:
         if _is_reachable(address):
             return load()
     except Exception as error:
-        got = f"{name} ({_line(error)})"
+        got = f"{name} ({line_of(error)})"
         raise check.wrong(flag, f"name a network such as {_example(flag)}", got) from error
     raise ConnectionError(
         f"The weights of {name} are not on this machine, and {address} cannot be reached: get "
@@ -335,7 +343,7 @@ def _check_transformer(flag: str, name: str) -> None:
 def _unfit(flag: str, name: str, error: Exception) -> ValueError:
     kind = "a vision transformer" if flag == "--vit" else "a CLIP with patches"
     reason = str(error).partition("(")[2].rpartition(")")[0] or str(error)
-    return check.wrong(flag, f"name {kind}", f"{name} ({_line(reason)})")
+    return check.wrong(flag, f"name {kind}", f"{name} ({line_of(reason)})")
 
 
 # The machine and its connection.
@@ -413,12 +421,6 @@ def _all_weights() -> Iterator[None]:
 
 def _example(flag: str) -> str:
     return VIT if flag == "--vit" else CLIP
-
-
-def _line(error: object) -> str:
-    """Return the first lines of an error as a part of one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300].rstrip(".") or type(error).__name__
 
 
 def _similar(name: str, known: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
 from fedprompt.compare.problems import Problem, Record, no_notes
 from fedprompt.compare.rows import Row
-from fedprompt.compare.trials import CompareError, Machine
+from fedprompt.compare.trials import CompareError, Machine, line_of
 from fedprompt.interfaces import Method
 from fedprompt.methods import HeldOut, evaluate
 
@@ -197,7 +197,8 @@ def run(
         seeds: Number of seeds, from 0 on. Each divides the inputs anew. With five or more, the
             differences that hold after Holm's correction have a star.
         out: Folder of the records and the trained prompts. A run that was killed continues there,
-            and several programs may write to it. If None, nothing is written.
+            and several programs may write to it: each runs all that has no record when it starts,
+            so give them different methods. If None, nothing is written.
         tune: Number of trials of each method, on a part of the training inputs: its default values,
             and others from its own ranges.
         device: Device of models and batches.
@@ -299,7 +300,7 @@ class _Runner:
                     for f in frames
                     if f.filename in own
                 ]
-                wrong.append(f"{name}: {_line(error)}{''.join(at[-1:])}")
+                wrong.append(f"{name}: {line_of(error)}{''.join(at[-1:])}")
         if wrong:
             raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 
@@ -322,12 +323,8 @@ class _Runner:
 
     def passes(self, partition: str, title: str) -> float:
         """Return the mean number of backward passes of a row; 0 if it did not run."""
-        counts = [
-            record["backward"]
-            for record in self.found
-            if (record["partition"], record["row"]) == (partition, title)
-        ]
-        return float(np.mean(counts)) if counts else 0.0
+        seeds = tables.grouped(self.found, partition).get(title)
+        return tables.passes(seeds) if seeds else 0.0
 
     @property
     def path(self) -> Path:
@@ -346,20 +343,13 @@ class _Runner:
             self.found += self.tried(wanted, partition)
         except RunsError as error:
             for cell, reason in error.failed:
-                self.failed[cell.row.title] = _line(reason)
+                self.failed[cell.row.title] = line_of(reason)
             done = cells.load(self.path, self.problem)
             self.found += [done[cell.key()] for cell in wanted if cell.key() in done]
 
     def tried(self, wanted: Sequence[Cell], title: str = "tuning") -> list[Record]:
         """Run cells."""
         return cells.run_all(wanted, self.path, workers=self.workers, title=title or "runs")
-
-
-def _line(error: Exception) -> str:
-    """Return the first line of an error, without its full stop."""
-    kind = type(error).__name__
-    line = str(error).partition("\n")[0].rstrip(".")
-    return f"{kind}: {line}" if line and isinstance(error, KeyError) else line or kind
 
 
 def rehearse(problem: Problem, row: Row, machine: Machine) -> None:

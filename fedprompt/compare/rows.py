@@ -1,8 +1,8 @@
 """Rows of a table: methods of the gallery, of a user, and controls, with their hyperparameters."""
 
-import hashlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from fedprompt.compare.identity import stamp, told
 from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.interfaces import Method
 from fedprompt.methods import METHODS, Entry, register
@@ -127,9 +128,10 @@ SOURCES: dict[str, bytes] = {}
 
 
 def code(row: Row) -> str | None:
-    """Return a hash of the source of a method of a user, so that an edit is another run.
+    """Return a hash of a method of a user, so that an edit is another run.
 
-    Of a file it is the whole file, but not what it imports.
+    Of a file it is the whole file, but not what it imports. Of another function, it is its code
+    with the values around it (:func:`fedprompt.compare.identity.told`).
     """
     if row.method is None or row.method in FURTHER:
         return None
@@ -137,12 +139,7 @@ def code(row: Row) -> str | None:
     if make.__module__.startswith("fedprompt."):
         return None
     text = SOURCES.get(make.__module__)
-    if text is None:
-        try:
-            text = inspect.getsource(make).encode()
-        except (OSError, TypeError):  # of a function without a file
-            text = make.__code__.co_code
-    return hashlib.sha256(text).hexdigest()[:12]
+    return stamp(json.dumps(told(row.entry.make)) if text is None else text)
 
 
 def read_methods(path: Path) -> dict[str, Entry]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
+from scipy import special  # of scipy, `stats` takes seconds to import
 
 from fedprompt.compare.experiments import harmonic_means
 from fedprompt.compare.problems import COSTS, Problem, Record
@@ -37,7 +37,14 @@ def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
 def interval(values: Sequence[float]) -> float:
     """Return half of the 95 % interval of a mean, by Student's t."""
     size = len(values)
-    return float(stats.t.ppf(0.975, size - 1) * np.std(values, ddof=1) / size**0.5)
+    return float(special.stdtrit(size - 1, 0.975) * np.std(values, ddof=1) / size**0.5)
+
+
+def p_value(values: Sequence[float]) -> float:
+    """Return that of Student's two-sided test of a mean of 0; NaN if all values are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.mean(values) / (np.std(values, ddof=1) / len(values) ** 0.5)
+    return float(2 * special.stdtr(len(values) - 1, -abs(t)))
 
 
 def percent(values: Sequence[float], *, signed: bool = False) -> str:
@@ -68,7 +75,7 @@ def differences_to(
         other = reference_of(by_row, titles, title)
         found.append(gains(column, seeds, by_row[other]) if other else [])
     tested = [differences for differences in found if len(differences) >= FEWEST]
-    stars = iter(holm([float(stats.ttest_1samp(values, 0).pvalue) for values in tested]))
+    stars = iter(holm([p_value(values) for values in tested]))
     return [
         percent(values, signed=True) + (" *" if len(values) >= FEWEST and next(stars) else "")
         if values

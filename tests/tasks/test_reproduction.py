@@ -23,7 +23,7 @@ from tasks.core import Machine
 from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
-from tasks.reproduction import PaperVits, Stored
+from tasks.reproduction import PaperVits
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, TINY
 from tiny_federations import vit_federation
@@ -220,14 +220,6 @@ def test_every_image_is_in_one_batch_of_each_epoch():
     assert (own.steps, made.data(0, 0).steps) == (8, 2)
     for epoch in (batches[:4], batches[4:]):
         assert torch.equal(torch.cat(epoch).sort().values, own.labels.sort().values)
-
-
-def test_training_images_are_floating_point_on_request():
-    made = federation([pixel_trunk(4)])
-    stored = replace(made, inputs=Stored(made.inputs.byte()))
-    data = stored.data(0, 0)
-    assert torch.equal(data.own()[0], made.inputs.byte()[made.shards[0]].float())
-    assert {inputs.dtype for inputs, _ in data.batches()} == {torch.float32}
 
 
 def test_groups_are_as_pure_as_counted_by_hand():

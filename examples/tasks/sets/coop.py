@@ -6,15 +6,14 @@ FGVC-Aircraft has its authors' lists, and ImageNet has folders, whose validation
 images.
 """
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from fedprompt.compare.images import ImageFiles
-from tasks.sets.readers import ImageSet, Listed, decoded_sides, require, words
+import numpy as np
 
-Lists = dict[str, list[tuple[str, int, str]]]
-"""File, label and class name of each training and test image."""
+from fedprompt.data import Folder, read_folder
+from tasks.sets.readers import ImageSet, image_set, listed, require
 
 PHOTO = "a photo of a {}."
 SPLITS = {
@@ -33,29 +32,27 @@ SPLITS = {
 """Name of CoOp's list, folder of the data set with the list, folder of its images, and sentence."""
 
 
-def _aircraft(base: Path) -> Lists:
+def _aircraft(base: Path) -> Folder:
     names = (base / "variants.txt").read_text().splitlines()
-    lists: Lists = {}
-    for side in ("train", "test"):
-        lines = (base / f"images_variant_{side}.txt").read_text().splitlines()
-        pairs = [line.split(" ", 1) for line in lines]
-        lists[side] = [(f"{image}.jpg", names.index(name), name) for image, name in pairs]
-    return lists
+    lines = [
+        (base / "images" / f"{image}.jpg", names.index(name), 0, side)
+        for side in ("train", "test")
+        for line in (base / f"images_variant_{side}.txt").read_text().splitlines()
+        for image, name in [line.split(" ", 1)]
+    ]
+    return listed(base, lines, names)
 
 
-def _imagenet(base: Path) -> Lists:
-    kinds = sorted(
-        line.split(" ", 1) for line in (base / "classnames.txt").read_text().splitlines()
-    )
-    lists: Lists = {"train": [], "test": []}
-    for side, folder in (("train", "train"), ("test", "val")):
-        for label, (wnid, name) in enumerate(kinds):
-            files = sorted((base / "images" / folder / wnid).iterdir())
-            lists[side] += [(f"{folder}/{wnid}/{file.name}", label, name) for file in files]
-    return lists
+def _imagenet(base: Path) -> Folder:
+    lines = (base / "classnames.txt").read_text().splitlines()
+    names = dict(line.split(" ", 1) for line in lines)
+    found = read_folder(base / "images", layout="split/class")
+    split = np.where(found.split == "val", "test", found.split)
+    titles = tuple(names[wnid] for wnid in found.class_names)
+    return replace(found, root=base, split=split, class_names=titles)
 
 
-OTHERS: dict[str, tuple[str, Callable[[Path], Lists]]] = {
+OTHERS: dict[str, tuple[str, Callable[[Path], Folder]]] = {
     "aircraft": ("variants.txt", _aircraft),
     "imagenet": ("classnames.txt", _imagenet),
 }
@@ -80,15 +77,5 @@ def coop(root: Path, size: int, *, name: str) -> ImageSet:
         "https://github.com/KaiyangZhou/CoOp/blob/main/DATASETS.md has the links."
     )
     require(base, (images, file), how)
-    lists = read(base) if read else json.loads((base / file).read_text())
-    train, test = (
-        Listed(
-            ImageFiles([base / images / name for name, _, _ in lists[side]], size),
-            [int(label) for _, label, _ in lists[side]],
-        )
-        for side in ("train", "test")
-    )
-    names = {int(label): title for _, label, title in lists["train"] + lists["test"]}
-    sides = decoded_sides([train], [test], base, f"{name}-coop", size)
-    in_order = [names.get(label, f"class {label}") for label in range(max(names) + 1)]
-    return ImageSet("", *sides, words(in_order), template=template)
+    folder = read(base) if read else read_folder(base / file)
+    return image_set(folder, folder.class_names, size, template=template)

@@ -1,27 +1,23 @@
 """Data sets that torchvision does not have, as folders of images and lists of files."""
 
-from contextlib import suppress
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torchvision import datasets
 from torchvision.transforms.v2 import functional as vision
 
-from fedprompt.compare.images import ImageFiles
-from fedprompt.data import Folder, read_folder
+from fedprompt.data import read_folder
 from tasks.sets.readers import (
     Images,
     ImageSet,
-    Listed,
-    decoded_sides,
+    Line,
     fedbn_lists,
     fifth_held_out,
+    image_set,
     listed,
     require,
-    words,
 )
 from tasks.sets.torchvision_sets import cifar, mnist, svhn
 
@@ -39,14 +35,15 @@ def tiny_imagenet(root: Path, size: int) -> ImageSet:
     files = ("wnids.txt", "words.txt", "train", "val/images", "val/val_annotations.txt")
     require(base, files, how)
     train = read_folder(base / "train", layout="class")
-    lines = (base / "val" / "val_annotations.txt").read_text().splitlines()
-    rows = [line.split("\t")[:2] for line in lines]
-    files = ImageFiles([base / "val" / "images" / file for file, _ in rows], side)
-    test = Listed(files, [train.class_names.index(wnid) for _, wnid in rows])
+    lines = [
+        (path, label, 0, "train") for path, label in zip(train.paths, train.labels, strict=True)
+    ]
+    for line in (base / "val" / "val_annotations.txt").read_text().splitlines():
+        file, wnid, *_ = line.split("\t")
+        lines.append((base / "val" / "images" / file, train.class_names.index(wnid), 0, "test"))
     meanings = dict(line.split("\t") for line in (base / "words.txt").read_text().splitlines())
-    names = tuple(meanings[wnid].split(",")[0] for wnid in train.class_names)
-    sides = decoded_sides([listed(train, side)], [test], base, "tiny-imagenet", side)
-    return ImageSet("", *sides, names)
+    names = [meanings[wnid].split(",")[0] for wnid in train.class_names]
+    return image_set(listed(base, lines, names), names, side)
 
 
 def not_mnist(root: Path, size: int) -> ImageSet:
@@ -62,21 +59,8 @@ def not_mnist(root: Path, size: int) -> ImageSet:
         f"{root.resolve()}."
     )
     require(base, tuple("ABCDEFGHIJ"), how)
-    train, test = (listed(part, side) for part in fifth_held_out(_readable(base)))
-    names = tuple(f"letter {letter}" for letter in "ABCDEFGHIJ")
-    return ImageSet("", *decoded_sides([train], [test], base, "notmnist", side), names)
-
-
-def _readable(base: Path) -> Folder:
-    """Read a folder of classes without the files that are not images."""
-    folder = read_folder(base, layout="class", skip=True)
-
-    def is_image(path: Path) -> bool:
-        with suppress(UnidentifiedImageError), Image.open(path):
-            return True
-        return False
-
-    return folder.at(np.array([is_image(path) for path in folder.paths]))
+    folder = fifth_held_out(read_folder(base, layout="class", skip=True))
+    return image_set(folder, [f"letter {letter}" for letter in folder.class_names], side)
 
 
 FIVE = {
@@ -135,13 +119,16 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
         if differing := {*classes} ^ {*whole.class_names}:
             rule = "must have the same classes as the other folders; only one has"
             raise ValueError(f"{whole.root} {rule} {sorted(differing)}.")
-    found = fedbn_lists(base, OFFICE, classes, size)
-    own = [[listed(part, size) for part in fifth_held_out(whole)] for whole in wholes]
-    train, test = found or zip(*own, strict=True)
-    name = "office-caltech10-fedbn" if found else "office-caltech10"
-    sides = decoded_sides(train, test, base, name, size)
+    lines = list(fedbn_lists(base, OFFICE, classes))
+    every = [
+        (path, label, number, "train")
+        for number, whole in enumerate(wholes)
+        for path, label in zip(whole.paths, whole.labels, strict=True)
+    ]
+    folder = listed(base, lines or every, classes, OFFICE)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
-    return ImageSet("", *sides, words([names.get(name, name) for name in classes]), OFFICE)
+    titles = [names.get(name, name) for name in classes]
+    return image_set(folder if lines else fifth_held_out(folder), titles, size)
 
 
 TEN = (
@@ -158,26 +145,22 @@ def domainnet(root: Path, size: int) -> ImageSet:
     Otherwise it is that of DomainNet's authors.
     """
     base = root / "domainnet"
-    if found := fedbn_lists(base, DOMAINNET, TEN, size):
-        sides = decoded_sides(*found, base, "domainnet-fedbn", size)
-        return ImageSet("", *sides, words(TEN), DOMAINNET)
+    lines = list(fedbn_lists(base, DOMAINNET, TEN)) or list(_lists_of_authors(base))
+    return image_set(listed(base, lines, TEN, DOMAINNET), TEN, size)
+
+
+def _lists_of_authors(base: Path) -> Iterator[Line]:
     how = (
         "Download the archives and the lists of all domains from http://ai.bu.edu/M3SDA/ and "
         f"extract them in {base.resolve()}."
     )
-    sides = []
     for split in ("train", "test"):
-        lists = (f"{domain}_{split}.txt" for domain in DOMAINNET)
-        require(base, (*lists, *DOMAINNET), how)
-        parts = []
-        for domain in DOMAINNET:
-            lines = (base / f"{domain}_{split}.txt").read_text().splitlines()
-            paths = [line.rpartition(" ")[0] for line in lines if line]
-            paths = [path for path in paths if path.split("/")[1] in TEN]
-            labels = [TEN.index(path.split("/")[1]) for path in paths]
-            parts.append(Listed(ImageFiles([base / path for path in paths], size), labels))
-        sides.append(parts)
-    return ImageSet("", *decoded_sides(*sides, base, "domainnet", size), words(TEN), DOMAINNET)
+        require(base, (*(f"{domain}_{split}.txt" for domain in DOMAINNET), *DOMAINNET), how)
+        for number, domain in enumerate(DOMAINNET):
+            for line in filter(None, (base / f"{domain}_{split}.txt").read_text().splitlines()):
+                path = line.rpartition(" ")[0]
+                if (name := path.split("/")[1]) in TEN:
+                    yield base / path, TEN.index(name), number, split
 
 
 def _rgb(pixels: torch.Tensor, side: int) -> torch.Tensor:

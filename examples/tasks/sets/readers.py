@@ -5,20 +5,18 @@ Nothing is downloaded. An error names the missing file and the command or addres
 
 import io
 import pickle
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset
 from tqdm import tqdm
 
 from fedprompt.compare.divisions import held_out
-from fedprompt.compare.images import ImageFiles, mapped
+from fedprompt.compare.images import decoded
 from fedprompt.compare.trials import Images
 from fedprompt.data import Folder
 
@@ -43,28 +41,34 @@ class ImageSet(NamedTuple):
     template: str = "a photo of a {}."
 
 
-@dataclass
-class Listed(Dataset):
-    """Data set of image files with their labels.
+def image_set(folder: Folder, names: Sequence[str], size: int, **values: Any) -> ImageSet:
+    """Decode the training and the test images of a folder once into files that are mapped.
 
-    Attributes:
-        files: Image files.
-        labels: Class of each.
+    Args:
+        folder: Image files. Those for validation are not used.
+        names: Names of the classes.
+        size: Side of the images in pixels.
+        values: Further fields of the data set.
     """
-
-    files: ImageFiles
-    labels: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.files[index], int(self.labels[index])
+    sides = []
+    for side in ("train", "test"):
+        bar = partial(tqdm, desc=f"Decoding {folder.root.name}, {side}", unit="batch")
+        part = folder.at(np.flatnonzero(folder.split == side))
+        pixels, part = decoded(part, folder.root, size=size, bar=bar)
+        sides.append(Images(pixels, *map(torch.from_numpy, (part.labels, part.domains))))
+    return ImageSet("", *sides, words(names), folder.domain_names, **values)
 
 
-def listed(folder: Folder, size: int) -> Listed:
-    """Make the data set of a folder, with images of `size` pixels."""
-    return Listed(ImageFiles(folder.paths, size), folder.labels)
+Line = tuple[Path, int, int, str]
+"""Image, its label, its domain, and its split."""
+
+
+def listed(
+    base: Path, lines: Iterable[Line], names: Sequence[str], domains: Sequence[str] = ("",)
+) -> Folder:
+    """Make a folder of listed images."""
+    paths, *columns = zip(*lines, strict=True)
+    return Folder(base, "list", paths, *map(np.array, columns), tuple(names), tuple(domains))
 
 
 def require(root: Path, files: Iterable[str], how: str) -> None:
@@ -86,8 +90,7 @@ def by_torchvision(kind: type, root: Path, files: Iterable[str], **values: Any) 
     Raises:
         FileNotFoundError: If a file is missing. The message has the call that downloads it.
     """
-    told = {name: value for name, value in values.items() if name != "transform"}
-    given = "".join(f", {name}={value!r}" for name, value in told.items())
+    given = "".join(f", {name}={value!r}" for name, value in values.items())
     call = f"torchvision.datasets.{kind.__name__}({str(root)!r}{given}, download=True)"
     require(root, files, f"To download the data set to this place, run `{call}`.")
     return kind(root, **values)
@@ -127,55 +130,22 @@ class ArrayUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def fedbn_lists(
-    base: Path, domains: Sequence[str], classes: Sequence[str], size: int
-) -> list[list[Listed]]:
-    """Read FedBN's fixed lists of training and test images, one of each for a domain.
-
-    Returns:
-        The training and the test images of each domain, or nothing if the first list is missing.
-    """
-    if not (base / f"{domains[0]}_train.pkl").exists():
-        return []
-    sides: list[list[Listed]] = [[], []]
-    for side, listed in zip(("train", "test"), sides, strict=True):
-        for name in (f"{domain}_{side}.pkl" for domain in domains):
-            require(base, [name], "Put FedBN's lists of all domains there, or none.")
-            paths, names = ArrayUnpickler(io.BytesIO((base / name).read_bytes())).load()
+def fedbn_lists(base: Path, domains: Sequence[str], classes: Sequence[str]) -> Iterator[Line]:
+    """Read FedBN's fixed lists of training and test images, if the first one is there."""
+    pairs = [(side, domain) for side in ("train", "test") for domain in enumerate(domains)]
+    for side, (number, domain) in pairs if (base / f"{domains[0]}_train.pkl").exists() else ():
+        file = f"{domain}_{side}.pkl"
+        require(base, [file], "Put FedBN's lists of all domains there, or none.")
+        content = io.BytesIO((base / file).read_bytes())
+        for path, name in zip(*ArrayUnpickler(content).load(), strict=True):
             # Paths are DOMAIN/CLASS/FILE in a folder whose name differs among systems.
-            own = [base.joinpath(*Path(path).parts[-3:]) for path in paths]
-            listed.append(Listed(ImageFiles(own, size), [classes.index(name) for name in names]))
-    return sides
+            yield base.joinpath(*Path(path).parts[-3:]), classes.index(name), number, side
 
 
-def fifth_held_out(folder: Folder) -> tuple[Folder, Folder]:
-    """Hold out a fifth of each class for testing, drawn with seed 0."""
-    tested = held_out(folder.labels, 0.2, np.random.default_rng(0))
-    return folder.at(~tested), folder.at(tested)
-
-
-def decoded(datasets: Sequence[Dataset], folder: Path, name: str, *, size: int) -> Images:
-    """Decode images once, and map the resulting file in every later call.
-
-    The name of the file has the name, size and number of images. If images are replaced by as many
-    others, delete the file.
-
-    Args:
-        datasets: Data sets of (3, size, size) uint8 images and labels; one a domain.
-        folder: Folder of the data set, where the file is written.
-        name: Name of the data set and split.
-        size: Side of the images in pixels.
-    """
-    counts = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
-    whole, path = ConcatDataset(datasets), folder / f"{name}-{size}px-{sum(counts)}.images"
-    bar = partial(tqdm, desc=f"Decoding {path.stem}", unit="batch")
-    pixels, labels = mapped(whole.__getitem__, len(whole), path, size=size, bar=bar)
-    return Images(pixels, labels, torch.arange(len(counts)).repeat_interleave(torch.tensor(counts)))
-
-
-def decoded_sides(
-    train: Sequence[Dataset], test: Sequence[Dataset], base: Path, name: str, size: int
-) -> tuple[Images, Images]:
-    """Decode the training and the test images of each domain."""
-    sides = {"train": train, "test": test}
-    return tuple(decoded(sides[side], base, f"{name}-{side}", size=size) for side in sides)
+def fifth_held_out(folder: Folder) -> Folder:
+    """Hold out a fifth of each class of each domain for testing, drawn with seed 0."""
+    tested = np.zeros(len(folder), dtype=bool)
+    for domain in range(len(folder.domain_names)):
+        own = np.flatnonzero(folder.domains == domain)
+        tested[own] = held_out(folder.labels[own], 0.2, np.random.default_rng(0))
+    return replace(folder, split=np.where(tested, "test", "train"))

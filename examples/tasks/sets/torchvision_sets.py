@@ -1,12 +1,10 @@
 """Data sets that torchvision reads, in the splits of their authors."""
 
-from functools import partial
 from pathlib import Path
 
 from torchvision import datasets
 
-from fedprompt.compare.images import squared
-from tasks.sets.readers import ImageSet, by_torchvision, decoded_sides, in_memory, words
+from tasks.sets.readers import ImageSet, Line, by_torchvision, image_set, in_memory, listed, words
 
 NUMERALS = tuple("0123456789")
 
@@ -43,11 +41,11 @@ def mnist(root: Path, size: int, *, kind: type) -> ImageSet:
 def flowers102(root: Path, size: int) -> ImageSet:
     """Read Flowers102; its validation images are training images here."""
     files = [f"flowers-102/{file}" for file in ("jpg", "imagelabels.mat", "setid.mat")]
-    transform = partial(squared, size=size)
-    train, val, test = (
-        by_torchvision(datasets.Flowers102, root, files, transform=transform, split=split)
-        for split in ("train", "val", "test")
-    )
-    sides = decoded_sides([train + val], [test], root / "flowers-102", "flowers102", size)
-    names = tuple(name.rstrip("?") for name in datasets.Flowers102.classes)
-    return ImageSet("", *sides, names)
+    splits = {"train": "train", "val": "train", "test": "test"}
+    lines: list[Line] = []
+    for split, side in splits.items():
+        found = by_torchvision(datasets.Flowers102, root, files, split=split)
+        pairs = zip(found._image_files, found._labels, strict=True)
+        lines += [(path, int(label), 0, side) for path, label in pairs]
+    names = [name.rstrip("?") for name in datasets.Flowers102.classes]
+    return image_set(listed(root / "flowers-102", lines, names), names, size)

@@ -1,0 +1,116 @@
+"""Hashes and descriptions that tell the data, settings and functions of a run from others."""
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch.nn as nn
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.compare.trials import CompareError
+
+FROZEN = "tower", "clip"
+"""Fields of a setting that are frozen networks, beside its trunks."""
+
+
+def stamp(values: Tensor | np.ndarray | str | bytes) -> str:
+    """Return a hash of a tensor, an array, a text or bytes."""
+    if isinstance(values, Tensor):
+        values = values.numpy(force=True)
+    if isinstance(values, np.ndarray):
+        values = values.tobytes()
+    content = values.encode() if isinstance(values, str) else values
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def networks(setting: Any) -> list[Any]:
+    """Return the frozen networks of a setting."""
+    found = [*getattr(setting, "trunks", ()), *(getattr(setting, n, None) for n in FROZEN)]
+    return [network for network in found if network is not None]
+
+
+def settled(setting: Any) -> list[Any]:
+    """Describe a setting and its frozen networks, the same in each process."""
+    names = [field.name for field in fields(setting) if field.init]
+    plain = {name: getattr(setting, name) for name in names if name not in ("trunks", *FROZEN)}
+    return [type(setting).__qualname__, told(plain), *map(fp.fingerprint, networks(setting))]
+
+
+def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
+    """Describe a value, the same in each process, so that no other value is described alike.
+
+    Functions are compared by their code, by default values and by the variables around them, so a
+    lambda is not taken for another one. Those of installed packages are compared by name. Global
+    variables of a function are not compared.
+
+    Args:
+        value: Value, such as a field of a setting.
+        above: Values that contain it.
+
+    Raises:
+        CompareError: If the value cannot be told from others of its type.
+    """
+    if any(value is each for each in above):
+        return "itself"
+    inner = partial(told, above=(*above, value))
+    if isinstance(value, Tensor | np.ndarray):
+        return [str(value.dtype), *value.shape, stamp(value)]
+    if isinstance(value, nn.Module):
+        types = dict.fromkeys(map(type, value.modules()))
+        return [repr(value), fp.fingerprint(value)["weights"], *map(inner, types)]
+    if isinstance(value, Mapping):
+        return [[inner(key), inner(each)] for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *map(inner, value)]
+    if isinstance(value, partial):
+        return ["partial", *map(inner, (value.func, value.args, value.keywords))]
+    if inspect.ismethod(value):
+        return [inner(value.__self__), inner(value.__func__)]
+    if inspect.isfunction(value):
+        around = inspect.getclosurevars(value).nonlocals
+        parts = around, value.__defaults__, value.__kwdefaults__
+        return [value.__module__, value.__qualname__, _compiled(value), *map(inner, parts)]
+    if inspect.ismodule(value):
+        return value.__name__
+    if inspect.isbuiltin(value):
+        return [inner(value.__self__), value.__qualname__]
+    text = repr(value)
+    if isinstance(value, type):
+        return [text, *map(inner, _functions(value))]
+    if " at 0x" not in text:
+        return [text, inner(type(value))]
+    if not hasattr(value, "__dict__"):
+        rule = "have a __repr__ that tells its values, for the records"
+        raise CompareError(f"A {type(value).__name__} of a setting or a method must {rule}.")
+    return [inner(type(value)), inner(vars(value))]
+
+
+def _is_installed(value: Any) -> bool:
+    """Return whether a function or a class is that of the library or of an installed package."""
+    module = sys.modules.get(str(value.__module__).partition(".")[0])
+    places = Path(getattr(module, "__file__", None) or "").parts
+    return module is fp or not {"site-packages", "dist-packages"}.isdisjoint(places)
+
+
+def _functions(given: type) -> list[Any]:
+    """Return the functions of a class and of its bases, without installed ones."""
+    own = [each for each in given.__mro__ if not _is_installed(each)]
+    return [part for each in own for part in vars(each).values() if inspect.isfunction(part)]
+
+
+def _compiled(function: Any) -> list[Any]:
+    """Describe the code of a function; an installed one has its name."""
+
+    def parts(code: CodeType) -> list[Any]:
+        constants = [parts(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+        return [code.co_code.hex(), code.co_names, constants]
+
+    return [] if _is_installed(function) else parts(function.__code__)

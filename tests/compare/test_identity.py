@@ -1,0 +1,94 @@
+"""Two settings or methods that differ do not share a key of records."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import fedprompt as fp
+from fedprompt import methods, samples
+from fedprompt.compare import rows
+from fedprompt.compare.identity import settled, told
+from fedprompt.compare.trials import CompareError
+from fedprompt.methods import registry
+
+MIDDLE = torch.tensor(1000)
+FIELDS = {
+    "lambdas": lambda factor: {"schedule": (lambda s: 0.5) if factor else (lambda s: 0.25)},
+    "variables around a lambda": lambda factor: {"schedule": lambda s: factor},
+    "default values": lambda factor: {"schedule": lambda s, factor=factor: factor},
+    "values of an optimizer": lambda lr: {"make_optimizer": partial(torch.optim.SGD, momentum=lr)},
+    "one of many public inputs": lambda x: {"public": torch.zeros(2000).index_fill(0, MIDDLE, x)},
+    "an object without a description": lambda x: {"augment": SimpleAugment(x)},
+    "a network around a function": lambda x: {"augment": moved(nn.Linear(1, 1), x)},
+    "code of a class": lambda code: {"augment": classed(code)()},
+    "layers of prompts": lambda n: {"prompts": partial(fp.ShallowPrompts, int(n) + 1)},
+}
+
+
+class SimpleAugment:
+    def __init__(self, size):
+        self.size, self.own = SimpleNamespace(size=size), self
+
+    def __call__(self, images, generator):
+        return images + self.size.size
+
+
+def classed(code):
+    class Same:
+        def __call__(self, images, generator):
+            return images
+
+    class Other:
+        def __call__(self, images, generator):
+            return -images
+
+    Other.__qualname__ = Same.__qualname__
+    return Other if code else Same
+
+
+def moved(model, by):
+    nn.init.constant_(model.weight, by)
+    nn.init.zeros_(model.bias)
+    return lambda images, generator: model(images)
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_settings_with_other_functions_or_values_are_not_the_same(kind):
+    def made(value):
+        trunk = fp.vit_trunk(samples.vit("S"))
+        setting = methods.VitSetting(trunk=trunk, num_classes=2, rounds=1, **FIELDS[kind](value))
+        return json.dumps(settled(setting))
+
+    assert made(0.0) == made(0.0) != made(1.0)
+
+
+def test_a_setting_that_was_used_is_the_same():
+    setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=2, rounds=1)
+    before = settled(setting)
+    setting.model(0, setting.model(0, {}).state_dict())
+    assert settled(setting) == before
+
+
+def test_a_method_with_another_value_around_it_is_another_run(monkeypatch):
+    def keyed(rate):
+        def mine(setting):
+            return methods.fedprox(setting, learning_rate=rate)
+
+        copy = dict(methods.METHODS)
+        monkeypatch.setattr(registry, "METHODS", copy)
+        monkeypatch.setattr(rows, "METHODS", copy)
+        return rows.code(*rows.chosen([mine], "one model"))
+
+    assert keyed(0.1) == keyed(0.1) != keyed(0.2)
+
+
+def test_functions_of_libraries_have_names_and_an_object_of_c_is_refused():
+    assert told(torch.relu) != told(torch.tanh)
+    assert told(F.relu) != told(F.gelu)
+    with pytest.raises(CompareError, match="A object of a setting or a method must have a __repr"):
+        told([object()])
