@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.nodes import make_refnode
@@ -156,8 +157,16 @@ def mend_backlinks(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(r'#(fedprompt\.[\w.]+)"', mend, context["body"])
 
 
+def mark_short(app, doctree, docname):
+    """Give short literals, such as flags, a class, so that no line breaks inside their words."""
+    for literal in doctree.findall(nodes.literal):
+        if max(map(len, literal.astext().split()), default=0) <= 30:
+            literal["classes"].append("short")
+
+
 def setup(app):
-    """Connect the functions that shorten signatures and resolve names."""
+    """Connect the functions that shorten signatures, resolve names and mark literals."""
     app.connect("autodoc-process-signature", spell)
     app.connect("missing-reference", resolve)
     app.connect("html-page-context", mend_backlinks)
+    app.connect("doctree-resolved", mark_short)

@@ -68,10 +68,8 @@ def test_class_means_of_any_shape_against_a_loop(seed, size, classes, event, dty
     for label in range(classes):
         own = [values[index] for index in range(size) if keep[index] and labels[index] == label]
         assert count[label] == len(own)
-        expected = sum(
-            (value.double() for value in own), start=torch.zeros(event, dtype=torch.float64)
-        ) / max(1, len(own))
-        assert_near(mean[label], expected)
+        total = sum(map(torch.Tensor.double, own), torch.zeros(event, dtype=torch.float64))
+        assert_near(mean[label], total / max(1, len(own)))
     assert_identical(values, before)
 
 
@@ -91,23 +89,16 @@ def test_means_of_batches_combine_by_weighted_mean(seed, batch):
 
 def test_what_is_not_kept_may_hold_anything():
     values = torch.tensor([[1.0], [torch.nan], [torch.inf], [4.0]])
-    mean = class_means(
-        values,
-        torch.tensor([0, 0, 1, 0]),
-        num_classes=2,
-        keep=torch.tensor([True, False, False, True]),
-    )
+    labels, keep = torch.tensor([0, 0, 1, 0]), torch.tensor([True, False, False, True])
+    mean = class_means(values, labels, num_classes=2, keep=keep)
     assert mean.value.tolist() == [[2.5], [0.0]]  # (1 + 4) / 2
     assert mean.weight.tolist() == [2.0, 0.0]
 
 
 def test_sums_of_many_half_precision_samples_do_not_overflow():
     # 3,000 samples of 100 sum to 300,000, beyond float16 (65,504).
-    mean = class_means(
-        torch.full((3000, 1), 100.0, dtype=torch.float16),
-        torch.zeros(3000, dtype=torch.int64),
-        num_classes=1,
-    )
+    values = torch.full((3000, 1), 100.0, dtype=torch.float16)
+    mean = class_means(values, torch.zeros(3000, dtype=torch.int64), num_classes=1)
     assert mean.value.item() == 100.0
     assert mean.value.dtype == torch.float16
     assert mean.weight.item() == 3000.0
@@ -261,11 +252,8 @@ def test_inputs_are_never_mutated(generator):
 
 # Bad input.
 
-LOGITS, LABELS, TEACHER = (
-    torch.zeros(2, 3),
-    torch.tensor([0, 2]),
-    Weighted(torch.eye(3), torch.ones(3)),
-)
+LOGITS, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
+TEACHER = Weighted(torch.eye(3), torch.ones(3))
 
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""

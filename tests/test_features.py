@@ -145,10 +145,7 @@ def flip_at_random(image: Tensor, generator: torch.Generator) -> Tensor:
 def test_a_random_flip_is_refused(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     dataset = Transformed(IMAGES, lambda image: flip_at_random(image, generator))
-    with pytest.raises(
-        ValueError,
-        match=r"`dataset` must return the same image whenever .* got two different images at",
-    ):
+    with pytest.raises(ValueError, match=r"must return the same image .* two different images at"):
         precompute(lambda images: images, dataset, batch_size=4)
 
 

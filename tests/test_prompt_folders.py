@@ -73,11 +73,7 @@ def test_the_description_and_the_card_name_the_network_and_the_training(saved):
     folder, *_ = saved
     config = json.loads((folder / "config.json").read_text())
     sizes = {"num_prompts": 2, "dim": 64, "layers": [0, 3], "replace": False}
-    assert (config["kind"], config["prompts"], config["model"]) == (
-        "prompts",
-        sizes,
-        "timm:test_vit",
-    )
+    assert config | {"kind": "prompts", "prompts": sizes, "model": "timm:test_vit"} == config
     card = (folder / "README.md").read_text()
     assert {"base_model: timm/test_vit", "license: mit"} <= {*card.splitlines()}
     for value in (*ABOUT.values(), *CLASSES):

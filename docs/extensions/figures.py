@@ -133,7 +133,8 @@ def role(
         return [inliner.problematic(rawtext, rawtext, problem)], [problem]
     records = RECORDS / f"{text.split('/')[0]}.jsonl"
     inliner.document.settings.env.note_dependency(str(records))
-    node = nodes.abbreviation(found, found, explanation=text, classes=["record"])
+    shown = found.replace("± ", "±\N{NO-BREAK SPACE}")  # a narrow cell breaks before it
+    node = nodes.abbreviation(found, shown, explanation=text, classes=["record"])
     return [node], []
 
 

@@ -155,9 +155,7 @@ def test_similarities_may_not_make_a_sum_overflow():
     unequal = lambda dim, other: 1e18 if dim == other else 1e-18  # noqa: E731
     teachers = fp.heterogeneous_means(entries, [2, 4], smoothing=0, similarity=unequal)
     assert [teacher.value.item() for teacher in teachers.values()] == [MOST, MOST]
-    with pytest.raises(
-        ValueError, match=r"`similarity\(2, 2\)` must be at most 1e\+18; got 1e\+19"
-    ):
+    with pytest.raises(ValueError, match=r"similarity\(2, 2\)` must be at most 1e\+18; got 1e\+19"):
         fp.heterogeneous_means(entries, [2, 4], similarity=lambda dim, other: 1e19)
 
 

@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedprompt import DeepPrompts, encode_front, vit_trunk
 from models import build, draw_images, row_named
-from towers import TOWERS, build_tower, tower_images
+from towers import build_tower, tower_images, tower_named
 
 
 class Operators(TorchDispatchMode):
@@ -37,9 +37,15 @@ def test_projections_of_timms_models_are_single_products(name):
     assert_single_products(vit_trunk(model), draw_images(model))
 
 
-@pytest.mark.parametrize("row", TOWERS, ids=lambda row: row.name)
-def test_projections_of_towers_are_single_products(row):
-    assert_single_products(vit_trunk(build_tower(row).float()), tower_images().float())
+# One tower of each class of trunks, because towers of one class share the code of their blocks.
+NAMES = ("ViT-B-16", "coca_ViT-B-32", "ViT-B-16-SigLIP", "PE-Core-B-16", "ViTModel", "DeiTModel")
+NAMES += ("Dinov2Model", "DINOv3ViTModel", "CLIPVisionModel", "SiglipVisionModel")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_projections_of_towers_are_single_products(name):
+    tower = build_tower(tower_named(name)).float()
+    assert_single_products(vit_trunk(tower), tower_images().float())
 
 
 def assert_single_products(trunk, images):

@@ -83,9 +83,7 @@ def test_min_size_holds_or_is_refused() -> None:
     shares = np.array([[0.75], [0.25]])
     clients = allocate([0] * 8, shares, min_size=2, generator=np.random.default_rng(0))
     assert [len(client) for client in clients] == [6, 2]
-    with pytest.raises(
-        ValueError, match=r"`min_size` must be at most 2, the size of the smallest client .*; got 3"
-    ):
+    with pytest.raises(ValueError, match=r"`min_size` must be at most 2, the size of .*; got 3"):
         allocate([0] * 8, shares, min_size=3, generator=np.random.default_rng(0))
 
 

@@ -16,6 +16,7 @@ from fedprompt.methods import Federation as Data
 
 SIZES = (6, 8, 7, 9, 5, 6)  # numbers of inputs; the last client never trains
 CLASSES = 3
+ONE_CLIENT = {"rounds": 1, "clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
 
 
 @dataclass(kw_only=True)
@@ -132,11 +133,8 @@ def federation_of(entry: registry.Entry, family: str, **changes: Any) -> Federat
     """Make the federation of a family of tasks for a method of the gallery."""
     if entry.inputs == "images":
         return clip_image_federation(**changes)
-    makers = {
-        "one model": vit_federation,
-        "mixed models": mixed_federation,
-        "CLIP": clip_federation,
-    }
+    makers = {"one model": vit_federation, "mixed models": mixed_federation}
+    makers |= {"CLIP": clip_federation}
     return makers[family](**changes)
 
 
@@ -193,9 +191,7 @@ def _clip(shape: tuple[int, ...]) -> dict[str, Any]:
         "clip": fp.freeze(model.to(torch.get_default_dtype())),
         "tower": fp.TextTower(model, TOKENIZER),
         "class_names": NAMES[:CLASSES],
-        "scale": 10.0,
-        "template": "a photo of a {}.",
-        "length": 4,
+        **{"scale": 10.0, "template": "a photo of a {}.", "length": 4},
     }
 
 
@@ -209,10 +205,6 @@ def _common(shape: tuple[int, ...]) -> dict[str, Any]:
         "shards": dict(enumerate(shards)),
         "clients": range(len(SIZES) - 1),
         "num_classes": CLASSES,
-        "rounds": 2,
-        "steps": 2,
-        "cohort_size": 3,
-        "batch_size": 4,
-        "seed": 0,
         "public": torch.randn(6, *shape, generator=rng),
+        **{"rounds": 2, "steps": 2, "cohort_size": 3, "batch_size": 4, "seed": 0},
     }

@@ -103,12 +103,9 @@ def test_cosine_logits_take_text_of_each_image():
     image = patches[:, 0]
     own = torch.stack([text[0], 2 * text[1], text[0] - text[1]]).requires_grad_()
     logits = cosine_logits(image, own, scale=7.0)
-    expected = torch.stack(
-        [
-            torch.stack([7 * (x @ h) / (x.norm() * h.norm()) for h in its])
-            for x, its in zip(image, own, strict=True)
-        ]
-    )
+    pairs = zip(image, own, strict=True)
+    cosines = [7 * (x @ h) / (x.norm() * h.norm()) for x, its in pairs for h in its]
+    expected = torch.stack(cosines).view(own.shape[:2])
     torch.testing.assert_close(logits, expected)
     (gradient,) = torch.autograd.grad(logits.sin().sum(), own)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sin().sum(), own)[0])

@@ -232,9 +232,7 @@ def test_a_file_of_another_run_is_kept(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("mine")
     ledger = next(rounds_of(path, 1))
-    with pytest.raises(
-        ValueError, match=r"`path` must be a new file, or one that this ledger .*; got one of 4 by"
-    ):
+    with pytest.raises(ValueError, match=r"`path` must be a new file, or .*; got one of 4 by"):
         ledger.state_dict()
     assert path.read_text() == "mine"
     ledger.path = tmp_path / "new.jsonl"

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.coop import coop
-from tiny_federations import clip_federation, last, parameters
+from tiny_federations import ONE_CLIENT, clip_federation, last, parameters
 
 
 def test_a_client_learns_the_same_context_whatever_data_the_others_have():
@@ -25,9 +25,7 @@ def test_a_client_learns_the_same_context_whatever_data_the_others_have():
 @pytest.mark.usefixtures("float64")
 def test_a_client_descends_over_all_of_its_rounds():
     """In the second round, it continues from where it ended."""
-    federation = clip_federation(
-        clients=[0], cohort_size=1, rounds=2, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT | {"rounds": 2})
     found = parameters(last(coop, federation, learning_rate=0.5), 0)
     context = federation.new_context()().detach().requires_grad_()
     names = federation.tower.class_names(federation.class_names)

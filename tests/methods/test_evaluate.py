@@ -60,11 +60,8 @@ GUESSES = [[0, 0, 0, 0], [0, 1, 1, 2], [2, 0, 1, 1]]  # of labels 0, 0, 1, 2
 
 
 def test_clients_with_unlike_tests_have_the_figures_of_their_own_tests_by_hand():
-    own = {
-        0: np.array([0, 1, 2]),
-        1: torch.tensor([1]),
-        2: torch.tensor([0, 2, 3], dtype=torch.uint8),
-    }
+    bytes_of = torch.tensor([0, 2, 3], dtype=torch.uint8)
+    own = {0: np.array([0, 1, 2]), 1: torch.tensor([1]), 2: bytes_of}
     found = evaluate(guessing(*GUESSES), federation(), NOW, HeldOut(TESTS, LABELS, own=own))
     assert found["own"] == pytest.approx((2 / 3 + 0 / 1) / 2)
     assert (found["worst"], found["pooled"]) == (0, (2 + 0) / (3 + 1))
@@ -146,14 +143,9 @@ def test_some_clients_are_tested():
 def test_cells_are_domains_and_classes_and_a_mix_has_shares_of_them():
     method, cells = of(right_if_trained), torch.tensor([0, 3, 1, 5])  # 2 domains of 3 classes
     mixes = {0: torch.tensor([1.0, 0, 0, 2, 0, 1]), 1: torch.tensor([0.0, 1, 0, 0, 0, 1])}
-    found = evaluate(
-        method,
-        federation(),
-        NOW,
-        HeldOut(TESTS, LABELS, cells=cells, mixes=mixes),
-        newcomers=(),
-        domains={"photos": [0], "both": [0, 1]},
-    )
+    held_out = HeldOut(TESTS, LABELS, cells=cells, mixes=mixes)
+    domains = {"photos": [0], "both": [0, 1]}
+    found = evaluate(method, federation(), NOW, held_out, newcomers=(), domains=domains)
     assert (found["own"], found["worst"]) == ((3 / 4 + 1) / 2, 3 / 4)
     assert (found["photos"], found["both"]) == (3 / 4, (3 / 4 + 1) / 2)
     assert "received" not in found
@@ -275,9 +267,7 @@ def test_other_classes_are_those_of_a_second_setting_or_the_method_is_class_spec
         return evaluate(method, of_tensors(given), now, held_out, class_names=names)
 
     if shapes(method, given) != shapes(entry.make(given.renamed(tiny.NAMES[:5])), given):
-        with pytest.raises(
-            ValueError, match="`class_names` must be None for a method that learned"
-        ):
+        with pytest.raises(ValueError, match="`class_names` must be None for a method that"):
             call()
         return
     found = call()

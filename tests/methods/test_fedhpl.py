@@ -38,16 +38,10 @@ def test_two_rounds_are_those_of_the_paper(axes):
     made = vit_federation(trunks=trunks, num_prompts=5, batch_size=2, make_optimizer=sgd)
     axes = axes._replace(rate=0.1)
     start, expected, known = reference(made, axes)
-    found = last(
-        fedhpl,
-        made,
-        learning_rate=axes.rate,
-        distillation_weight=axes.gamma,
-        similarity=1.0 if axes.uniform else None,
-        num_prompts=2,
-        **{name: getattr(axes, name) for name in ("temperature", "smoothing", "keep_all", "deep")},
-        share=axes.share,
-    )
+    names = ("temperature", "smoothing", "keep_all", "deep", "share")
+    values = {name: getattr(axes, name) for name in names} | {"num_prompts": 2}
+    values |= {"learning_rate": axes.rate, "distillation_weight": axes.gamma}
+    found = last(fedhpl, made, similarity=1.0 if axes.uniform else None, **values)
     for client in made.clients:
         for name, value in parameters(found, client).items():
             torch.testing.assert_close(value, expected[client][name], rtol=0, atol=1e-12)

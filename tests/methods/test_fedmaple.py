@@ -15,12 +15,8 @@ def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
     model = last(fedmaple, federation).of(0)
     images = federation.inputs[:4]
     text = model.prompts.context.detach()
-    visual = torch.stack(
-        [
-            each @ project.weight.T + project.bias
-            for each, project in zip(text, model.project, strict=True)
-        ]
-    )
+    layers = zip(text, model.project, strict=True)
+    visual = torch.stack([each @ project.weight.T + project.bias for each, project in layers])
     image = deep_clip.encode_images(federation.clip.visual, images, visual)
     classes = deep_clip.encode_names(federation.clip, TOKENIZER, text, federation.class_names)
     torch.testing.assert_close(model(images), fp.cosine_logits(image, classes, scale=10.0))

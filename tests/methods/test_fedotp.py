@@ -17,7 +17,7 @@ from references import coop
 from references import fedotp as reference
 from references.transport import slow_plan
 from refusals import refused
-from tiny_federations import CLASSES, clip_federation, descend, last, parameters
+from tiny_federations import CLASSES, ONE_CLIENT, clip_federation, descend, last, parameters
 
 
 @pytest.mark.parametrize("method", [fedotp, fedotp_classical, fedotp_average])
@@ -125,9 +125,7 @@ def test_foreign_pieces_go_into_a_loop_and_into_the_method():
     for piece, kind in zip(pieces, (ContextLearner, ContextLearner, TransportScore), strict=True):
         assert isinstance(piece, kind)
     solver = partial(unbalanced, rho=(1.0, 0.5))
-    made = clip_federation(
-        rounds=1, steps=1, cohort_size=1, clients=[2], make_optimizer=torch.optim.SGD
-    )
+    made = clip_federation(**ONE_CLIENT | {"steps": 1, "clients": [2]})
     shared, private = deepcopy(pieces[:2])
     ((tokens, labels),) = made.batches(2, 0)
     text = made.tower(

@@ -5,14 +5,12 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedprox import fedprox
-from tiny_federations import descend, last, parameters, vit_federation
+from tiny_federations import ONE_CLIENT, descend, last, parameters, vit_federation
 
 
 def test_the_second_step_descends_the_stated_objective():
     """At the first step of a round, the proximal term has gradient 0."""
-    federation = vit_federation(
-        rounds=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = vit_federation(**ONE_CLIENT)
     found = parameters(last(fedprox, federation, learning_rate=0.5, proximal_weight=0.8), 0)
     model = federation.new_model()
     start = fp.snapshot(model)

@@ -5,13 +5,11 @@ import torch.nn.functional as F
 
 from fedprompt.methods.fedrep import fedrep
 from sent_messages import sent_by
-from tiny_federations import descend, last, parameters, vit_federation
+from tiny_federations import ONE_CLIENT, descend, last, parameters, vit_federation
 
 
 def test_each_half_of_the_batches_descends_in_one_block_of_coordinates():
-    federation = vit_federation(
-        rounds=1, steps=4, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = vit_federation(**ONE_CLIENT | {"steps": 4})
     found = parameters(last(fedrep, federation, learning_rate=0.5), 0)
     model = federation.new_model()
     for number, (images, labels) in enumerate(federation.batches(0, 0)):

@@ -6,7 +6,7 @@ from torch.nn.functional import gelu, layer_norm
 
 import fedprompt as fp
 from fedprompt.methods.fedtpg import _GeneratedText, _Network, fedtpg
-from tiny_federations import clip_federation, descend, last, parameters
+from tiny_federations import ONE_CLIENT, clip_federation, descend, last, parameters
 
 
 @pytest.mark.usefixtures("float64")
@@ -24,12 +24,9 @@ def test_the_network_attends_head_by_head_and_adds_only_the_feed_forward_layer(d
     names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
     weights = own["in_proj_weight"].chunk(3) if dim == key_dim else [own[name] for name in names]
     queries, keys_normed = norm(own["queries"], "query_norm"), norm(keys, "key_norm")
-    query, key, value = (
-        tokens @ weight.T + bias
-        for tokens, weight, bias in zip(
-            (queries, keys_normed, keys_normed), weights, own["in_proj_bias"].chunk(3), strict=True
-        )
-    )
+    inputs, biases = (queries, keys_normed, keys_normed), own["in_proj_bias"].chunk(3)
+    triples = zip(inputs, weights, biases, strict=True)
+    query, key, value = (tokens @ weight.T + bias for tokens, weight, bias in triples)
     heads = [slice(dim // 4 * head, dim // 4 * (head + 1)) for head in range(4)]
     read = [(query[:, h] @ key[:, h].T / (dim // 4) ** 0.5).softmax(1) @ value[:, h] for h in heads]
     mixed = torch.cat(read, 1) @ own["out_proj.weight"].T + own["out_proj.bias"]
@@ -69,9 +66,7 @@ def test_classes_that_no_client_has_get_a_context_that_follows_from_their_names(
 
 def test_a_client_with_one_class_sends_the_broadcast_back():
     """It has nothing to tell apart, because the other names are not given to it."""
-    federation = clip_federation(
-        rounds=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT)
     federation.labels = federation.labels.clone()
     federation.labels[federation.shards[0]] = 1
     found = parameters(last(fedtpg, federation, learning_rate=1.0), 0)
@@ -80,9 +75,7 @@ def test_a_client_with_one_class_sends_the_broadcast_back():
 
 def test_a_step_uses_the_names_and_labels_of_the_own_classes():
     """The client has classes 0 and 2, which become the first and the second of its names."""
-    federation = clip_federation(
-        rounds=1, steps=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT | {"steps": 1})
     federation.labels = 2 * (torch.arange(len(federation.labels)) % 2)
     found = parameters(last(fedtpg, federation, learning_rate=1.0), 0)
     model = _GeneratedText(federation)

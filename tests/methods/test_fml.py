@@ -5,13 +5,11 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fml import fml
-from tiny_federations import descend, last, mixed_federation
+from tiny_federations import ONE_CLIENT, descend, last, mixed_federation
 
 
 def test_a_step_descends_both_stated_objectives():
-    made = mixed_federation(
-        rounds=1, steps=1, clients=[1], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    made = mixed_federation(**ONE_CLIENT | {"steps": 1, "clients": [1]})
     predictions = last(fml, made, learning_rate=0.5, alpha=0.3, beta=0.6)
     private, messenger = made.new_model(1), made.new_model(0)
     images, labels = next(made.batches(1, 0))

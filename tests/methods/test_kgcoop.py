@@ -5,16 +5,14 @@ import torch
 import torch.nn.functional as F
 
 from fedprompt.methods.kgcoop import kgcoop
-from tiny_federations import clip_federation, descend, last, parameters
+from tiny_federations import ONE_CLIENT, clip_federation, descend, last, parameters
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("guide_weight", [0.5, 8.0])
 def test_a_step_descends_the_loss_plus_the_distance_to_handwritten_features(guide_weight):
     """The squared distance of normalized features is twice one minus their cosine."""
-    federation = clip_federation(
-        rounds=1, steps=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT | {"steps": 1})
     found = parameters(last(kgcoop, federation, learning_rate=0.1, guide_weight=guide_weight), 0)
     model = federation.new_model()
     ((tokens, labels),) = federation.batches(0, 0)

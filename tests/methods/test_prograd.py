@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fedprompt.methods.prograd import _aligned, prograd
-from tiny_federations import clip_federation, last, parameters
+from tiny_federations import ONE_CLIENT, clip_federation, last, parameters
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -32,9 +32,7 @@ def test_a_zero_guide_changes_nothing():
 @pytest.mark.parametrize("client", range(5))
 def test_a_step_is_the_projected_gradient(client):
     """The guide comes from autograd of the cross-entropy with the zero-shot probabilities."""
-    federation = clip_federation(
-        rounds=1, steps=1, clients=[client], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT | {"steps": 1, "clients": [client]})
     found = parameters(last(prograd, federation, learning_rate=1.0), client)["context.context"]
     model = federation.new_model()
     context = model.context.context

@@ -4,14 +4,12 @@ import torch
 import torch.nn.functional as F
 
 from fedprompt.methods.promptfl_fedprox import promptfl_fedprox
-from tiny_federations import clip_federation, descend, last, parameters
+from tiny_federations import ONE_CLIENT, clip_federation, descend, last, parameters
 
 
 def test_the_second_step_descends_the_stated_objective():
     """At the first step of a round, the proximal term has gradient 0."""
-    federation = clip_federation(
-        rounds=1, clients=[0], cohort_size=1, make_optimizer=torch.optim.SGD
-    )
+    federation = clip_federation(**ONE_CLIENT)
     made = last(promptfl_fedprox, federation, learning_rate=0.5, proximal_weight=0.8)
     found = parameters(made, 0)["context.context"]
     model = federation.new_model()

@@ -36,12 +36,9 @@ def test_logits_are_cosines_to_both_texts_mixed_in_the_stated_proportion(share):
     federation = clip_federation()
     model = last(promptfolio, federation, private_share=share).of(0)
     image = federation.inputs[:4, 0]
-    shared, private = (
-        F.cosine_similarity(image[:, None], federation.tower(text)[0], dim=-1)
-        for text in (
-            fp.prompted_text(each(), model.names) for each in (model.shared, model.private)
-        )
-    )
+    texts = (fp.prompted_text(each(), model.names) for each in (model.shared, model.private))
+    towers = (federation.tower(text)[0] for text in texts)
+    shared, private = (F.cosine_similarity(image[:, None], each, dim=-1) for each in towers)
     expected = 10 * ((1 - share) * shared + share * private)
     torch.testing.assert_close(model(federation.inputs[:4]), expected)
     assert (model.text().norm(dim=1) < 0.999).all()

@@ -73,18 +73,10 @@ def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs():
     tower = tiny.clip_federation().tower
     torch.nn.init.constant_(tower.model.logit_scale, 3.0)
     short = ClipSetting(tower=tower, rounds=2)
-    long = ClipSetting(
-        clip=tower.model,
-        tower=tower,
-        class_names=tiny.NAMES[:3],
-        num_classes=3,
-        scale=torch.tensor(3.0).exp().item(),
-        template="a photo of a {}.",
-        clients=range(6),
-        cohort_size=6,
-        batch_size=32,
-        **{"rounds": 2, "steps": 1, "seed": 0, "public": torch.empty(0)},
-    )
+    model = {"clip": tower.model, "tower": tower, "scale": torch.tensor(3.0).exp().item()}
+    text = {"class_names": tiny.NAMES[:3], "num_classes": 3, "template": "a photo of a {}."}
+    whole = {"clients": range(6), "cohort_size": 6, "batch_size": 32, "public": torch.empty(0)}
+    long = ClipSetting(**model, **text, **whole, rounds=2, steps=1, seed=0)
     given, names = tiny.clip_federation(), tiny.NAMES[:3]
     rounds = []
     for setting, more in [(short, (names,)), (long, ())]:

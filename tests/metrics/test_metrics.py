@@ -1,6 +1,7 @@
 """Figures of the accuracy matrix, against double loops over exact fractions."""
 
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -125,17 +126,8 @@ def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generat
     losses = torch.rand(12, 5, generator=generator, dtype=torch.float64)
     losses[:, 2] = torch.linspace(1, 0, 12)  # never rises
     effect = negative_effect(losses)
-    expected = [
-        max(
-            0.0,
-            *(
-                later[k] - earlier[k]
-                for t, later in enumerate(losses.tolist())
-                for earlier in losses.tolist()[:t]
-            ),
-        )
-        for k in range(5)
-    ]
+    pairs = [(earlier, later) for earlier, later in combinations(losses.tolist(), 2)]
+    expected = [max(0.0, *(later[k] - earlier[k] for earlier, later in pairs)) for k in range(5)]
     assert effect.clients.tolist() == pytest.approx(expected)
     assert effect.clients[2] == 0 < effect.clients[0]
     assert effect.average == pytest.approx(sum(expected) / 5)

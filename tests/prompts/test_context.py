@@ -11,11 +11,8 @@ from fedprompt.interfaces import ClassNames, PromptedText
 
 START, PAD, STOP, END = -1.0, -2.0, -3.0, -4.0
 WORDS = [[10.0], [20.0, 21.0, 22.0], [30.0, 31.0]]
-PLACES = {
-    "end": lambda n: n,
-    "middle": lambda n: n // 2,
-    "front": lambda n: 0,
-}  # context tokens before the name
+# Context tokens before the name.
+PLACES = {"end": lambda n: n, "middle": lambda n: n // 2, "front": lambda n: 0}
 
 
 def class_names(*, causal=True, context_length=16, words=WORDS, closing=(STOP, END)):
@@ -68,25 +65,16 @@ def test_sentences_are_those_put_together_by_hand(place, length, closing):
 
 @pytest.mark.parametrize(("position", "shared"), [(None, 5), (5, 5), (2, 2), (0, 0)])
 def test_the_prefix_is_the_start_and_the_shared_context_before_the_name(position, shared):
-    assert prompted_text(numbered(2, 5), class_names(), name_position=position).prefix.shape == (
-        2,
-        1 + shared,
-        1,
-    )
-    assert prompted_text(
-        numbered(2, 3, 5), class_names(), name_position=position, class_specific=True
-    ).prefix.shape == (2, 1, 1)
+    write = partial(prompted_text, names=class_names(), name_position=position)
+    assert write(numbered(2, 5)).prefix.shape == (2, 1 + shared, 1)
+    assert write(numbered(2, 3, 5), class_specific=True).prefix.shape == (2, 1, 1)
 
 
 @pytest.mark.parametrize("shape", [(2, 5), (2, 3, 5)])
 @pytest.mark.parametrize("place", PLACES)
 def test_sentences_for_a_bidirectional_tower_have_full_length(place, shape):
-    write = partial(
-        prompted_text,
-        numbered(*shape),
-        name_position=PLACES[place](5),
-        class_specific=len(shape) == 3,
-    )
+    where = {"name_position": PLACES[place](5), "class_specific": len(shape) == 3}
+    write = partial(prompted_text, numbered(*shape), **where)
     text, short = write(class_names(causal=False)), whole(write(class_names()))
     assert whole(text).shape == (2, 3, 16)
     assert torch.equal(whole(text)[..., : short.shape[-1]], short)

@@ -43,15 +43,10 @@ def test_select_nearest_against_a_loop(seed, batch, groups, offset, counted):
     query, keys = draw(generator, batch, 7), draw(generator, groups, 7)
     usage = torch.randint(1, 60, (groups,), generator=generator)
     usage[: {"nothing": groups, "some": groups // 2}.get(counted, 0)] = 0
-    expected = choices(
-        query.tolist(),
-        keys.tolist(),
-        None if counted == "not at all" else usage.tolist(),
-        offset=offset,
-    )
-    selection = select_nearest(
-        query, keys, usage=None if counted == "not at all" else usage, offset=offset
-    )
+    usage = None if counted == "not at all" else usage
+    counts = None if usage is None else usage.tolist()
+    expected = choices(query.tolist(), keys.tolist(), counts, offset=offset)
+    selection = select_nearest(query, keys, usage=usage, offset=offset)
     assert selection.indices.tolist() == expected
 
 
@@ -59,26 +54,19 @@ def test_the_default_offset_is_the_authors():
     # A query at 60 and 30 degrees to two keys has the distances 1 - 1/2 and 1 - 0.866 = 0.134.
     # With shares 0 and q the first key wins if 0.5 * 5e-4 < 0.134 * (q + 5e-4). So it wins above
     # q = 1.366e-3, which is between the counts 1365 and 1367 of a million.
-    query, keys = (
-        torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64),
-        torch.eye(3, dtype=torch.float64),
-    )
+    query = torch.tensor([[0.5, 3**0.5 / 2, 0.0]], dtype=torch.float64)
     for count, expected in ((1365, 1), (1367, 0)):
-        assert select_nearest(
-            query, keys, usage=torch.tensor([0, count, 10**6 - count])
-        ).indices.tolist() == [expected]
+        usage = torch.tensor([0, count, 10**6 - count])
+        found = select_nearest(query, torch.eye(3, dtype=torch.float64), usage=usage)
+        assert found.indices.item() == expected
 
 
 def test_the_literal_rule_sends_every_sample_to_one_unused_group(generator):
     """Known wrong: by Eq. 6 as printed, all queries go to the first unused group."""
     keys = orthogonal_keys(6, 16, generator=generator)
     query, usage = keys[torch.tensor([0, 1, 3, 4, 5] * 4)], torch.tensor([9, 4, 0, 7, 0, 2])
-    assert (
-        literal_keys(
-            query + 0.05 * torch.randn(20, 16, generator=generator), keys, usage=usage
-        ).indices.tolist()
-        == [2] * 20
-    )
+    near = query + 0.05 * torch.randn(20, 16, generator=generator)
+    assert literal_keys(near, keys, usage=usage).indices.tolist() == [2] * 20
     assert select_nearest(query, keys, usage=usage).indices.tolist() == [0, 1, 3, 4, 5] * 4
 
 
@@ -109,12 +97,8 @@ def recorded(solver, seen):
 def test_select_balanced_gives_less_to_used_groups_and_at_most_twice_the_mean_share(seed, groups):
     generator, seen = torch.Generator().manual_seed(seed), []
     usage = torch.randint(0, 9, (groups,), generator=generator).double() ** 4
-    select_balanced(
-        draw(generator, 12, 9),
-        draw(generator, groups, 9),
-        usage=usage,
-        solver=recorded(exact, seen),
-    )
+    query, keys = draw(generator, 12, 9), draw(generator, groups, 9)
+    select_balanced(query, keys, usage=usage, solver=recorded(exact, seen))
     ((cost, rows, shares),) = seen
     total = float(usage.sum()) or 1.0
     weights = [1 / (1 + groups * count / total) for count in usage.tolist()]
@@ -171,27 +155,16 @@ def test_of_equal_keys_the_lower_one_is_selected_whatever_the_usage():
 
 
 def test_key_loss_against_a_loop(generator):
-    query, keys, indices = (
-        draw(generator, 9, 5),
-        draw(generator, 4, 5),
-        torch.tensor([0, 3, 3, 1, 0, 0, 1, 3, 0]),
-    )
-    expected = (
-        -sum(
-            cosine(own.tolist(), keys[group].tolist())
-            for own, group in zip(query, indices, strict=True)
-        )
-        / 9
-    )
-    assert_near(key_loss(query, keys, indices), torch.tensor(expected, dtype=torch.float64))
+    query, keys = draw(generator, 9, 5), draw(generator, 4, 5)
+    indices = torch.tensor([0, 3, 3, 1, 0, 0, 1, 3, 0])
+    pairs = zip(query.tolist(), keys[indices].tolist(), strict=True)
+    expected = -torch.tensor([cosine(*pair) for pair in pairs], dtype=torch.float64).mean()
+    assert_near(key_loss(query, keys, indices), expected)
 
 
 def test_the_gradient_is_orthogonal_to_each_key_and_0_for_keys_that_were_not_selected(generator):
-    query, keys, indices = (
-        draw(generator, 9, 5).requires_grad_(),
-        draw(generator, 4, 5).requires_grad_(),
-        torch.tensor([0, 3, 3] * 3),
-    )
+    query, keys = (draw(generator, rows, 5).requires_grad_() for rows in (9, 4))
+    indices = torch.tensor([0, 3, 3] * 3)
     key_loss(query, keys, indices).backward()
     assert query.grad is None  # so no gradient reaches the backbone
     assert_near((keys.grad * keys.detach()).sum(1), torch.zeros(4, dtype=torch.float64))
@@ -212,11 +185,8 @@ def test_indices_of_every_integer_dtype_are_indices_and_never_masks(generator):
 
 @pytest.mark.parametrize(("groups", "dim"), [(1, 1), (1, 5), (5, 5), (20, 768)])
 def test_keys_are_initially_orthonormal(groups, dim, generator):
-    assert_near(
-        *(lambda keys: (keys @ keys.T, torch.eye(groups)))(
-            orthogonal_keys(groups, dim, generator=generator)
-        )
-    )
+    keys = orthogonal_keys(groups, dim, generator=generator)
+    assert_near(keys @ keys.T, torch.eye(groups))
 
 
 def test_keys_depend_on_the_generator_only_and_not_on_the_global_one():
@@ -322,10 +292,7 @@ def test_a_refused_query_is_not_counted():
     ],
 )
 def test_a_selector_with_unbound_options_is_refused_at_construction(selector, got):
-    with raises(
-        TypeError,
-        f"`selector` must take (query, keys, usage=...), with all other options bound; got {got}",
-    ):
+    with raises(TypeError, f"(query, keys, usage=...), with all other options bound; got {got}"):
         SelectionKeys(2, 8, selector=selector)
     selector = SelectionKeys(2, 8, selector=partial(select_balanced, solver=exact))
     assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
@@ -333,19 +300,13 @@ def test_a_selector_with_unbound_options_is_refused_at_construction(selector, go
 
 @pytest.mark.unhooked  # the hook cannot read functorch tensors
 def test_values_are_not_checked_inside_a_transform():
-    query, keys = (
-        torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)),
-        nn.Parameter(KEYS.clone()),
-    )
-    many = torch.func.vmap(
-        lambda query: select_nearest(query, keys, usage=torch.tensor([5.0, 0.0])).indices
-    )(query)
-    assert torch.equal(
-        many,
-        torch.stack(
-            [select_nearest(own, keys, usage=torch.tensor([5, 0])).indices for own in query]
-        ),
-    )
+    query = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
+    keys, usage = nn.Parameter(KEYS.clone()), torch.tensor([5.0, 0.0])
+
+    def chosen(query):
+        return select_nearest(query, keys, usage=usage).indices
+
+    assert torch.equal(torch.func.vmap(chosen)(query), torch.stack([*map(chosen, query)]))
     indices = torch.tensor([0, 1])
     gradients = torch.func.vmap(
         torch.func.grad(lambda keys, query: key_loss(query, keys, indices)), (None, 0)

@@ -43,8 +43,5 @@ def test_a_group_without_this_process_is_refused(alone):
 
 
 def test_the_error_without_a_process_group_names_the_function_to_call():
-    with pytest.raises(
-        ValueError,
-        match=r"`group` must be a process group of torch\.distributed; got none \(call init_",
-    ):
+    with pytest.raises(ValueError, match=r"must be a process group of .*; got none \(call init_"):
         gather_trees(TREE, server_round=0)
