@@ -39,8 +39,7 @@ def integers(
 def entries(argument: str, values: object) -> list[Any]:
     """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
     if isinstance(values, Tensor | np.ndarray):
-        if values.ndim != 1:
-            raise check.wrong(argument, "have shape (samples,)", tuple(values.shape))
+        check.require(values.ndim == 1, argument, "have shape (samples,)", values)
         return list(values.tolist())
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)

@@ -187,8 +187,8 @@ def _record(path: Path) -> tuple[str, str, str]:
         got = f"damaged content ({', '.join(type(part).__name__ for part in parts)})"
         raise check.wrong("directory", f"contain a checkpoint in {_STATE}", got)
     given, name, digest, tree = parts
-    if given != _FORMAT:
-        raise check.wrong("directory", f"contain a checkpoint of format {_FORMAT!r}", given)
+    rule = f"contain a checkpoint of format {_FORMAT!r}"
+    check.require(given == _FORMAT, "directory", rule, given)
     check.require(_TENSORS.fullmatch(name), "directory", _NAMED_TENSORS, f"no file {name!r}")
     return name, digest, tree
 

@@ -55,8 +55,8 @@ def class_means(
     check.typed(fits, "values", "be floating-point of shape (batch, *event)", values)
     check.labels("labels", labels, num_classes, size=len(values), of="rows of `values`")
     if keep is not None:
-        if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
-            raise check.wrong_type("keep", "be a bool tensor of shape (batch,)", check.kind(keep))
+        rule = "be a bool tensor of shape (batch,)"
+        check.typed(isinstance(keep, Tensor) and keep.dtype == torch.bool, "keep", rule, keep)
         check.shape("keep", keep, labels.shape, "`labels`")
         values = values[keep]
         labels = labels[keep]

@@ -168,16 +168,16 @@ def _check_arguments(
     check.count("batch_size", batch_size)
     check.optional(check.count, "views", views)
     check.instance("dtype", dtype, torch.dtype | None, "be a torch.dtype or None")
-    if dtype is not None and not dtype.is_floating_point:
-        raise check.wrong("dtype", "be one of floating-point numbers", dtype)
+    rule = "be one of floating-point numbers"
+    check.require(dtype is None or dtype.is_floating_point, "dtype", rule, dtype)
     if not isinstance(dataset, _MapStyle) or (isinstance(dataset, Tensor) and dataset.ndim == 0):
         rule = "be a tensor (num, *image) or a data set with a length and samples by index"
         raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
-    if isinstance(dataset, Weighted | Mapping):
-        raise check.wrong_type("dataset", "be images by index", check.kind(dataset))
+    rule = "be images by index"
+    check.typed(not isinstance(dataset, Weighted | Mapping), "dataset", rule, dataset)
     if isinstance(dataset, Tensor):
         check.dense("dataset", dataset)
     check.some("dataset", len(dataset), "contain at least one image")
     check.instance("key", key, str | None, "be a string or None")
-    if key is not None and isinstance(dataset, Tensor):
-        raise check.wrong("key", "be None for a tensor", repr(key))
+    rule = "be None for a tensor"
+    check.require(key is None or not isinstance(dataset, Tensor), "key", rule, repr(key))

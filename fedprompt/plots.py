@@ -234,8 +234,8 @@ def _picture(image: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
     """Convert an image to one channel in [0, 1]."""
     shape = "(3, height, width), (1, height, width) or (height, width)"
     picture = _real_array("image", image, shape, ndims=(2, 3))
-    if picture.ndim == 3 and len(picture) not in (1, 3):
-        raise check.wrong("image", f"have shape {shape}", picture.shape)
+    rule = f"have shape {shape}"
+    check.require(picture.ndim != 3 or len(picture) in (1, 3), "image", rule, picture.shape)
     gray = picture if picture.ndim == 2 else reduce(picture, "c h w -> h w", "mean")
     low, high = gray.min(), gray.max()
     return (gray - low) / (high - low) if high > low else np.zeros_like(gray)

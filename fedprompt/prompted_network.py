@@ -88,9 +88,8 @@ def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str
     """Describe parts by the arguments of their classes."""
     if "context" in parts:
         contexts, *classes, length, dim = cast(Any, parts["context"]).context.shape
-        if contexts > 1:
-            rule = "have one context, because a method combines several of them"
-            raise check.wrong("module", rule, contexts)
+        rule = "have one context, because a method combines several of them"
+        check.require(contexts <= 1, "module", rule, contexts)
         check.some("class_names", class_names, "name the classes of a context")
         if classes and len(class_names) != classes[0]:
             rule = f"have a name for each of {classes[0]} classes of the context"

@@ -106,16 +106,15 @@ def save_prompts(
         given |= {"data": data, "license": license}
         if unused := [name for name, value in given.items() if value]:
             raise check.wrong(unused[0], "be left out without `model`, which makes a folder", "one")
-        if fspath(path).startswith(_HUB):
-            raise check.wrong("model", "be given for the Hub, which keeps folders", "None")
+        rule = "be given for the Hub, which keeps folders"
+        check.require(not fspath(path).startswith(_HUB), "model", rule, "None")
         _save_file(module, path, trunk, class_names)
         return
     about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
     about |= {"method": method, "data": data, "license": license}
     parts = parts_of(module)
-    if "context" in parts and not isinstance(trunk, nn.Module):
-        rule = "be the CLIP itself, so that its image tower is compared, too"
-        raise check.wrong_type("trunk", rule, check.kind(trunk))
+    rule = "be the CLIP itself, so that its image tower is compared, too"
+    check.typed("context" not in parts or isinstance(trunk, nn.Module), "trunk", rule, trunk)
     config = make_config(parts, class_names, model, about)
     with tempfile.TemporaryDirectory() as scratch:
         hub = fspath(path).startswith(_HUB)
@@ -195,11 +194,10 @@ def load_prompts(
         True
     """
     if isinstance(module, nn.Module):
-        if path is None or trunk is None:
-            rule = "be given with `trunk`, for a module"
-            raise check.wrong_type("path", rule, check.kind(path))
-        if weights is not None:
-            raise check.wrong("weights", "be left out for a module, whose network you have", "one")
+        rule = "be given with `trunk`, for a module"
+        check.typed(path is not None and trunk is not None, "path", rule, path)
+        rule = "be left out for a module, whose network you have"
+        check.require(weights is None, "weights", rule, "one")
         _load_file(module, path, trunk, class_names)
         return None
     given = {"path": path, "trunk": trunk, "class_names": class_names or None}

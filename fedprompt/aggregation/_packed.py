@@ -5,7 +5,7 @@ than the arithmetic.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -105,18 +105,19 @@ class _Pack:
 
     def _parts(self, value: Tensor, weight: Tensor) -> dict[str, Weighted]:
         """Divide packed values and weights into copies for their names."""
-        parts = (
-            map(Tensor.view, torch.split_with_sizes_copy(tensor, [s.numel() for s in each]), each)
-            for tensor, each in zip((value, weight), zip(*self.shapes, strict=True), strict=True)
-        )
-        return dict(zip(self.names, map(Weighted._make, zip(*parts, strict=True)), strict=True))
+        columns = [
+            [part.clone().view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            for shapes, tensor in zip(zip(*self.shapes, strict=True), (value, weight), strict=True)
+            for parts in [torch.split(tensor, [shape.numel() for shape in shapes])]
+        ]
+        return dict(zip(self.names, map(Weighted._make, zip(*columns, strict=True)), strict=True))
 
 
 def _is_entry(entry: object) -> bool:
     return isinstance(entry, Weighted) and isinstance(entry.value, Tensor)
 
 
-def _flat(parts: Sequence[Tensor]) -> Tensor:
+def _flat(parts: tuple[Tensor, ...]) -> Tensor:
     """Concatenate tensors of any shapes."""
     if all(part.shape == parts[0].shape for part in parts):
         return torch.stack(parts).flatten()

@@ -122,9 +122,9 @@ def _weight_rows(weights: Any) -> list[list[float]]:
     check.require(weights.ndim == 2 and weights.shape[1] != 0, "weights", rule, weights)
     check.finite("weights", weights)
     rows: list[list[float]] = weights.detach().tolist()
-    for number in [extreme for row in rows for extreme in (min(row), max(row))]:
-        if not 0 <= number <= _LARGEST_FACTOR:
-            raise check.wrong("weights", f"lie in [0, {_LARGEST_FACTOR:g}]", number)
+    extremes = (extreme for row in rows for extreme in (min(row), max(row)))
+    outside = [number for number in extremes if not 0 <= number <= _LARGEST_FACTOR]
+    check.nothing(outside, "weights", f"lie in [0, {_LARGEST_FACTOR:g}]")
     return rows
 
 

@@ -77,8 +77,12 @@ class _Places(MutableMapping[str, Tensor | None]):
 
 
 def chosen_parameters(model: nn.Module, trainable: Any) -> list[nn.Parameter]:
-    """Return the parameters of parts of a model, each once, in the order of the model."""
+    """Return the parameters of parts of a model, each once, in the order of the model.
+
+    All others will be frozen, so they must not be trained now.
+    """
     if trainable is None:
+        check_unadapted("model", model.named_parameters())
         return []
     fits = isinstance(trainable, Iterable) and not isinstance(trainable, str | nn.Parameter)
     check.typed(fits, "trainable", "be a list of parameters or modules of `model`", trainable)
@@ -87,6 +91,7 @@ def chosen_parameters(model: nn.Module, trainable: Any) -> list[nn.Parameter]:
     others = [p.dtype for p in chosen if p.dtype not in (torch.float32, torch.float64)]
     rule = "be in float32 or float64, because half precision loses small steps"
     check.nothing(others, "trainable", rule)
+    check_unadapted("model", model.named_parameters(), set(chosen))
     return chosen
 
 

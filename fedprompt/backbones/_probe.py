@@ -29,11 +29,6 @@ def changes(module: nn.Module) -> list[tuple[str, object]]:
     return found
 
 
-def has_weights(model: nn.Module) -> bool:
-    """Whether all weights are at hand, and not on the meta device, offloaded or sharded."""
-    return not any(part.is_meta or hasattr(part, "placements") for part in model.parameters())
-
-
 class Probe:
     """Comparison of a model with its trunk or tower, repeated when hooks or methods change.
 
@@ -62,6 +57,13 @@ class Probe:
         self.own, self.ours, self.shape = own, ours, shape
         self.trained: dict[str, nn.Parameter] = {}
         self.seen: object = None
+
+    def begin(self, *, enabled: bool) -> None:
+        """Probe the model now. If weights are on meta, offloaded or sharded, the first use does."""
+        self.enabled = enabled
+        weights = self.model.parameters()
+        if not any(part.is_meta or hasattr(part, "placements") for part in weights):
+            self.look()
 
     def look(self) -> None:
         """Probe the model, unless that was done with the same hooks and methods."""

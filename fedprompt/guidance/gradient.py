@@ -314,8 +314,8 @@ def _batches_of(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
 
 def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:
     pair = isinstance(batch, Sequence) and len(batch) == 2
-    if not pair or not all(isinstance(part, Tensor) for part in batch):
-        raise check.wrong_type(argument, "be a pair of tensors (images, labels)", check.kind(batch))
+    rule = "be a pair of tensors (images, labels)"
+    check.typed(pair and all(isinstance(part, Tensor) for part in batch), argument, rule, batch)
     images, labels = batch
     check.dense(argument, images, stored=False)
     check.labels(f"{argument} labels", labels, num_classes)

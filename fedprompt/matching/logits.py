@@ -161,8 +161,8 @@ def _epsilon_of(solver: TransportSolver, gradient: TransportScore) -> float:
     """Return the entropy's factor of a solver, for lean logits."""
     check.require(gradient is plan_fixed, "gradient", "be plan_fixed for lean logits", gradient)
     options = inspect.signature(solver).parameters
-    if "epsilon" not in options:
-        raise check.wrong("solver", "have an `epsilon` and duals for lean logits", solver)
+    rule = "have an `epsilon` and duals for lean logits"
+    check.require("epsilon" in options, "solver", rule, solver)
     epsilon: float = options["epsilon"].default
     return epsilon
 

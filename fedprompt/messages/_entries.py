@@ -65,8 +65,8 @@ def read_entries(
     path: str | PathLike[str] | None, state: Mapping[str, Any]
 ) -> tuple[list[LedgerEntry], Written]:
     """Read the part of a file that a state describes."""
-    if path is None:
-        raise check.wrong("state", "contain the entries if `path` is None", "the state of a file")
+    rule = "contain the entries if `path` is None"
+    check.require(path is not None, "state", rule, "the state of a file")
     for field in ("num_entries", "num_bytes"):
         check.count(f"state[{field!r}]", state[field], at_least=0)
     file = file_of("path", path)

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -100,7 +101,7 @@ def _counts(name: str, given: object, value: Tensor) -> Tensor:
 
 def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Warn if most bytes of a module with trainable parameters are frozen: a backbone, probably."""
-    trained = {inner_name(module, name) for name, p in module.named_parameters() if p.requires_grad}
+    trained = {name for name, tensor in _tensors(module).items() if tensor.requires_grad}
     frozen = [name for name in values if name not in trained]
     frozen_bytes = sum(values[name].nbytes for name in frozen)
     total = sum(value.nbytes for value in values.values())
@@ -129,15 +130,23 @@ def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
 
     Modules with a function `start_round`, such as selection keys, begin each round anew.
     """
-    parts = module.named_modules()
-    begun = tuple(f"{n}.".lstrip(".") for n, part in parts if hasattr(part, "start_round"))
-    buffers = {n: buffer for n, buffer in module.named_buffers() if not n.startswith(begun)}
-    saved = module.state_dict().keys() if buffers else ()
+    anew = [part for part in module.modules() if hasattr(part, "start_round")]
+    begun = {id(buffer) for part in anew for buffer in part.buffers()}
+    watched = {id(buffer) for buffer in module.buffers()} - begun
     return {
-        inner_name(module, name): (id(buffer), buffer._version)
-        for name, buffer in buffers.items()
-        if name in saved and not buffer.is_inference()
+        name: (id(tensor), tensor._version)
+        for name, tensor in (_tensors(module, buffers=True) if watched else {}).items()
+        if id(tensor) in watched and not tensor.is_inference()
     }
+
+
+def _tensors(module: nn.Module, *, buffers: bool = False) -> dict[str, Tensor]:
+    """Return the parameters, and the buffers of the state dict, by names without wrappers."""
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    if buffers:
+        saved = module.state_dict().keys()
+        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    return {inner_name(module, name): tensor for name, tensor in tensors.items()}
 
 
 def _warn_of_buffers(
@@ -146,9 +155,9 @@ def _warn_of_buffers(
     """Warn once if training changed buffers of a module that are neither loaded nor sent."""
     now, before = _marks(module), _LOADED.get(module)
     if before is None:  # it was never loaded, so only statistics are known to change
-        parts = [(f"{name}.{_COUNT}".lstrip("."), part) for name, part in module.named_modules()]
-        counted = [name for name, part in parts if part.training and getattr(part, _COUNT, None)]
-        changed, before = [inner_name(module, name) for name in counted], now
+        parts = [part for part in module.modules() if part.training and getattr(part, _COUNT, None)]
+        counted = {id(getattr(part, _COUNT)) for part in parts}
+        changed, before = [name for name, mark in now.items() if mark[0] in counted], now
     else:
         changed = [name for name, mark in before.items() if now.get(name, mark) != mark]
     # PyTorch counts the writes into the number of batches, and not those into the statistics.
@@ -166,11 +175,11 @@ def _warn_of_buffers(
         )
 
 
-def _float32(argument: str, weight: object) -> Tensor:
+def _float32(argument: str, weight: Any) -> Tensor:
     """Cast weights; refuse one that would become infinite or 0."""
-    if not isinstance(weight, Tensor) or weight.is_complex():
-        raise check.wrong_type(argument, "be a tensor of real numbers", check.kind(weight))
-    cast = weight.detach().float()
+    rule = "be a tensor of real numbers"
+    check.typed(isinstance(weight, Tensor) and not weight.is_complex(), argument, rule, weight)
+    cast: Tensor = weight.detach().float()
     lost = (cast == 0) & (weight != 0) | cast.isinf() & ~weight.isinf()
     if bool(lost.any()):
         raise check.wrong(argument, "be 0 or within the range of float32", weight[lost][0].item())
@@ -201,11 +210,7 @@ def snapshot(
     """
     check.module("module", module)
     check.flag("buffers", buffers)
-    tensors: dict[str, Tensor] = dict(module.named_parameters())
-    if buffers:
-        saved = module.state_dict().keys()
-        tensors |= {name: buffer for name, buffer in module.named_buffers() if name in saved}
-    found = {inner_name(module, name): value for name, value in tensors.items()}
+    found = _tensors(module, buffers=buffers)
     chosen = list(found) if only is None else _matching(list(found), only)
     check.require(chosen, "module", "have parameters", type(module).__name__)
     return {name: found[name].detach().clone() for name in chosen}
@@ -290,8 +295,8 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     check.instance(argument, entry, Tensor | Weighted, "be a tensor or a Weighted")
     value = entry if isinstance(entry, Tensor) else nouns.layout(argument, entry).value
     check.shape(argument, value, target.shape, repr(name))
-    if not torch.can_cast(value.dtype, target.dtype):
-        raise check.wrong_type(argument, f"have a dtype that casts to {target.dtype}", value.dtype)
+    rule = f"have a dtype that casts to {target.dtype}"
+    check.require(torch.can_cast(value.dtype, target.dtype), argument, rule, value.dtype, TypeError)
     sent, value = value, value.to(target.device, target.dtype)
     if isinstance(entry, Tensor):
         check.finite(argument, value)

@@ -218,8 +218,7 @@ def attack_success(table: Real[Tensor, "predicted classes"], *, target: int) -> 
     """
     counts = _square(table)
     check.count("target", target, at_least=0)
-    if target >= len(counts):
-        raise check.wrong("target", f"lie in [0, {len(counts)})", target)
+    check.require(target < len(counts), "target", f"lie in [0, {len(counts)})", target)
     others = torch.arange(len(counts)) != target
     check.some("table", bool(counts[:, others].any()), "count a sample of another class")
     return (counts[target, others].sum() / counts[:, others].sum()).item()
@@ -234,7 +233,7 @@ def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 def _square(table: Any) -> Float[Tensor, "classes classes"]:
     counts = convert.counts("table", table, "(predicted, classes)")
-    if counts.shape[0] != counts.shape[1]:
-        raise check.wrong("table", "have a row and a column for each class", tuple(counts.shape))
+    rule = "have a row and a column for each class"
+    check.require(counts.shape[0] == counts.shape[1], "table", rule, counts)
     check.some("table", bool(counts.any()), "count at least one sample")
     return counts

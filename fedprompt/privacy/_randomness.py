@@ -21,8 +21,8 @@ def check_source(generator: Any) -> None:
     if generator is None:
         return
     check.instance("generator", generator, torch.Generator, "be a torch.Generator or None")
-    if generator.device.type != "cpu":
-        raise check.wrong("generator", "be on the CPU", f"one on {generator.device}")
+    rule = "be on the CPU"
+    check.require(generator.device.type == "cpu", "generator", rule, f"one on {generator.device}")
     rule = "be None (the operating system's entropy) or a seeded generator"
     fits = generator.initial_seed() != NEVER_SEEDED
     check.require(fits, "generator", rule, "a torch.Generator that was never seeded")

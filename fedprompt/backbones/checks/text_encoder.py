@@ -66,8 +66,8 @@ def text_encoder(
     """
     nouns.class_names(names)
     check.require(len(names.names) >= 2, "names", "contain at least two names", len(names.names))
-    if (words is None) != (expected is None):
-        raise check.wrong("expected", "be given together with `words`", "only one of them")
+    rule = "be given together with `words`"
+    check.require((words is None) == (expected is None), "expected", rule, "only one of them")
     title = type(encoder).__name__
     if not isinstance(encoder, TextEncoder):
         remedy = "add the attribute `dim` and the method __call__, as in the protocol TextEncoder"

@@ -235,8 +235,8 @@ def check_count(tokens: Tensor, prefix: int, rows: int, columns: int) -> None:
 def check_mask(mask: Tensor) -> None:
     """Require a square mask without NaN; ``-inf`` masks a token."""
     check.number_tensor("attention_mask", mask, "be a floating-point tensor of shape (seq, seq)")
-    if mask.ndim != 2 or mask.shape[0] != mask.shape[1]:
-        raise check.wrong("attention_mask", "have shape (seq, seq)", tuple(mask.shape))
+    rule = "have shape (seq, seq)"
+    check.require(mask.ndim == 2 and mask.shape[0] == mask.shape[1], "attention_mask", rule, mask)
     check.finite("attention_mask", torch.where(mask == -torch.inf, 0.0, mask))
 
 

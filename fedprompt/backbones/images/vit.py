@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import check_unadapted, chosen_parameters, inside, libraries
-from fedprompt.backbones._probe import has_weights, restored_on_error
+from fedprompt.backbones._models import chosen_parameters, inside, libraries
+from fedprompt.backbones._probe import restored_on_error
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
 from fedprompt.backbones.images._open_clip import open_clip_maker
 from fedprompt.backbones.images._timm import timm_maker
@@ -138,13 +138,10 @@ def vit_trunk(
     if attention_mask is not None:
         check_mask(attention_mask)
     chosen = chosen_parameters(model, trainable)
-    check_unadapted("model", model.named_parameters(), set(chosen))
     with restored_on_error(model):
         trunk = make(freeze(model), attention_mask)
         trunk.train_parameters(chosen)
-        trunk.probe.enabled = probe
-        if has_weights(model):  # others are probed at their first use
-            trunk.probe.look()
+        trunk.probe.begin(enabled=probe)
     return trunk
 
 

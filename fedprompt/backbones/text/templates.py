@@ -60,8 +60,8 @@ def zero_shot_classifier(
 
 def _sentence(template: str | Callable[[str], str], name: str) -> str:
     if isinstance(template, str):
-        if "{}" not in template:
-            raise check.wrong("templates", "contain {} in place of the name", repr(template))
+        rule = "contain {} in place of the name"
+        check.require("{}" in template, "templates", rule, repr(template))
         return template.replace("{}", name)
     check.function("templates", template, "be strings or functions of a name")
     return template(name)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import fedprompt._refusals as check
 from fedprompt.backbones._blocks import tokens_at
 from fedprompt.backbones._models import check_frozen, check_unadapted, inside, libraries
-from fedprompt.backbones._probe import Probe, has_weights, restored_on_error
+from fedprompt.backbones._probe import Probe, restored_on_error
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._open_clip_text import OpenClipText
@@ -114,9 +114,7 @@ class TextTower:
         )
         with restored_on_error(clip_model):
             self.model = freeze(clip_model)
-            self.probe.enabled = probe
-            if has_weights(clip_model):  # others are probed at their first use
-                self.probe.look()
+            self.probe.begin(enabled=probe)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self
