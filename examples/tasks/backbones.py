@@ -1,7 +1,6 @@
 """Backbones of the papers' settings, by name, with the normalization of their images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch.nn as nn
@@ -21,24 +20,25 @@ class Backbone(NamedTuple):
     tokenizer: Callable[..., object] | None = None
 
 
-@dataclass(frozen=True)
-class Backbones:
-    """Makers of backbones by their name and the side of the images.
+Make = Callable[[str, int], Backbone]
+"""Function from the name of a backbone and the side of its images."""
 
-    Attributes:
-        vit: Maker of pretrained vision transformers, and of convolutional networks that have
-            prompts of pixels.
-        network: Maker of networks that are trained from scratch, without their heads.
-        clip: Maker of models of open_clip, by architecture and weights, as "ViT-B-16.openai".
+
+def backbone(name: str, image_size: int, *, pretrained: bool = True) -> Backbone:
+    """Make a backbone without its head; weights are in the hubs of timm and open_clip, or cached.
+
+    Args:
+        name: Of open_clip, as "ViT-B-16.openai"; of timm, with the tag of its weights; or in
+            ``zoo.py``, for pixels from -1 to 1, with random weights.
+        image_size: Side of the images in pixels.
+        pretrained: Whether to load weights.
     """
+    if "." not in name:
+        return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
+    return (_open_clip if name.endswith(".openai") else _timm)(name, image_size, pretrained)
 
-    vit: Callable[[str, int], Backbone]
-    network: Callable[[str, int], Backbone]
-    clip: Callable[[str, int], Backbone]
 
-
-def timm_vit(name: str, image_size: int, *, pretrained: bool = True) -> Backbone:
-    """Load a pretrained network of timm without its head, from its hub or its cache."""
+def _timm(name: str, image_size: int, pretrained: bool) -> Backbone:
     import timm
 
     transformer = timm.models.is_model_in_modules(name.split(".")[0], {"vision_transformer"})
@@ -48,13 +48,7 @@ def timm_vit(name: str, image_size: int, *, pretrained: bool = True) -> Backbone
     return Backbone(model, config["mean"], config["std"], config["interpolation"])
 
 
-def new_network(name: str, image_size: int) -> Backbone:
-    """Build a network with random weights for pixels from -1 to 1."""
-    return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
-
-
-def open_clip_model(name: str, image_size: int, *, pretrained: bool = True) -> Backbone:
-    """Load a pretrained model of open_clip, from its hub or its cache."""
+def _open_clip(name: str, image_size: int, pretrained: bool) -> Backbone:
     import open_clip
 
     architecture, weights = name.split(".")
@@ -68,6 +62,3 @@ def open_clip_model(name: str, image_size: int, *, pretrained: bool = True) -> B
     )
     tokenizer = open_clip.get_tokenizer(architecture)
     return Backbone(model, model.visual.image_mean, model.visual.image_std, "bicubic", tokenizer)
-
-
-PRETRAINED = Backbones(timm_vit, new_network, open_clip_model)

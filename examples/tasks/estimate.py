@@ -7,10 +7,9 @@ from functools import cache
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import zoo
 from fedprompt.compare import tables
 from fedprompt.compare.rows import Row
-from tasks.backbones import open_clip_model, timm_vit
+from tasks.backbones import backbone
 from tasks.core import Task, content
 from tasks.papers import LENGTH, Setting
 
@@ -70,19 +69,11 @@ def forward_flops(name: str, image_size: int) -> int:
     """Count the floating-point operations of a forward pass on one image, without prompts."""
     # open_clip moves its models, so theirs need memory.
     with torch.device("cpu" if name.endswith(".openai") else "meta"):
-        model, images = _model(name, image_size), torch.zeros(1, 3, image_size, image_size)
+        model = backbone(name, image_size, pretrained=False).model
+        images = torch.zeros(1, 3, image_size, image_size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(images)
+        getattr(model, "visual", model).eval()(images)
     return counter.get_total_flops()
-
-
-def _model(name: str, image_size: int) -> torch.nn.Module:
-    """Build a backbone without weights."""
-    if "." not in name:  # timm and open_clip have tags
-        return zoo.network(name, image_size)
-    if name.endswith(".openai"):
-        return open_clip_model(name, image_size, pretrained=False).model.visual
-    return timm_vit(name, image_size, pretrained=False).model
 
 
 @cache

@@ -20,7 +20,7 @@ from fedprompt.methods import ClipSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.models import PromptedModel
 from tasks import estimate, papers, sets
-from tasks.backbones import PRETRAINED, Backbones
+from tasks.backbones import Make, backbone
 from tasks.clusters import cluster_accuracy
 from tasks.core import Machine, Task, explained
 from tasks.division import divide, fewer, only_used, split_shards
@@ -79,7 +79,7 @@ def make(
         validate: Not used, because papers give the hyperparameters.
     """
     setting = papers.settings(paper)[partition].of(row)
-    return divided(setting, loaded(setting, machine), row, seed, machine, PRETRAINED)
+    return divided(setting, loaded(setting, machine), row, seed, machine, backbone)
 
 
 def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
@@ -100,9 +100,9 @@ def divided(
     row: papers.PaperRow,
     seed: int,
     machine: Machine,
-    backbones: Backbones,
+    of: Make,
 ) -> Trial:
-    """Make the trial of a setting on a data set, with the makers of its backbones."""
+    """Make the trial of a setting on a data set, with the function that makes its backbones."""
     if machine.shrink != 1:
         setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
         data = fewer(data, machine.shrink, setting.num_clients)
@@ -111,10 +111,10 @@ def divided(
     train, test = data.train, data.test
     fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
-        run, sides = _clip(setting, data, fields, row.entry.inputs, backbones)
+        run, sides = _clip(setting, data, fields, row.entry.inputs, of)
     else:
         build = _networks if setting.family == "networks" else _vits
-        run, sides = build(setting, fields, backbones), (train.pixels, test.pixels)
+        run, sides = build(setting, fields, of), (train.pixels, test.pixels)
     run = replace(run, public=sides[0][spread(len(train.labels), NUM_PUBLIC)])
     pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
@@ -158,10 +158,10 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
     }
 
 
-def _vits(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
+def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
     trunks: list[Any] = []
     for name in setting.backbones:
-        model, *normal, _ = backbones.vit(name, setting.image_size)
+        model, *normal, _ = of(name, setting.image_size)
         prepare = Preparation(setting.image_size, *normal)
         if hasattr(model, "patch_embed"):
             trunks.append(prepared_trunk(fp.vit_trunk(model), prepare))
@@ -173,21 +173,21 @@ def _vits(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones)
     return PaperVits(trunks=trunks, **sizes, **fields)
 
 
-def _networks(setting: papers.Setting, fields: dict[str, Any], backbones: Backbones) -> Run:
-    size, make = setting.image_size, backbones.network
+def _networks(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
+    size = setting.image_size
     return NetworkSetting(
-        makers=[partial(lambda name: make(name, size).model, name) for name in setting.backbones],
+        makers=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
         num_features=setting.num_features or 0,
-        prepare=Preparation(size, *make(setting.backbones[0], size)[1:4]).to(fields["device"]),
+        prepare=Preparation(size, *of(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,
     )
 
 
 def _clip(
-    setting: papers.Setting, data: ImageSet, fields: dict[str, Any], kind: str, backbones: Backbones
+    setting: papers.Setting, data: ImageSet, fields: dict[str, Any], kind: str, of: Make
 ) -> tuple[Run, Sequence[Any]]:
     """Make the run, and compute the tokens of all images once, or prepare them."""
-    model, *normal, tokenizer = backbones.clip(setting.backbones[0], setting.image_size)
+    model, *normal, tokenizer = of(setting.backbones[0], setting.image_size)
     clip = fp.freeze(model.to(fields["device"]))
     prepare = Preparation(setting.image_size, *normal).to(fields["device"])
 

@@ -15,7 +15,7 @@ from fedprompt.compare import measure, ranks
 from fedprompt.compare.trials import CompareError, Trial, line_of
 from fedprompt.methods.steps import take_step
 from tasks import papers, reproduction
-from tasks.backbones import PRETRAINED, Backbones
+from tasks.backbones import Make, backbone
 from tasks.core import Machine
 from tasks.estimate import SIZES
 from tasks.sets import SIZE, ImageSet
@@ -44,14 +44,14 @@ class Case:
         partition: Name of the setting.
         row: papers.PaperRow.
         machine: Where the data set is, and the device.
-        backbones: Makers of backbones.
+        of: Function that makes backbones.
     """
 
     paper: str
     partition: str
     row: papers.PaperRow
     machine: Machine
-    backbones: Backbones = PRETRAINED
+    of: Make = backbone
 
     @cached_property
     def setting(self) -> papers.Setting:
@@ -66,7 +66,7 @@ class Case:
     @cached_property
     def trial(self) -> Trial:
         """Trial of the row."""
-        parts = self.setting, self.data, self.row, 0, self.machine, self.backbones
+        parts = self.setting, self.data, self.row, 0, self.machine, self.of
         with torch.device("cpu"):  # where positions of images are
             return reproduction.divided(*parts).on(ranks.device(self.machine.device))
 
@@ -238,7 +238,7 @@ def zero_shot(case: Case) -> Finding:
     accuracy = 100 * (guesses == case.test_labels).float().mean().item()
     band = SIZES[case.setting.data].get("zero_shot", {}).get(case.setting.backbones[0])
     found = f"{accuracy:.1f} %"
-    off = {"random weights": case.backbones is not PRETRAINED}
+    off = {"random weights": case.of is not backbone}
     off |= {"few images": case.machine.shrink != 1, "no published figure": band is None}
     if why := [reason for reason, holds in off.items() if holds]:
         return Finding(f"no band ({why[0]})", found)

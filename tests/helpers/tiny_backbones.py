@@ -9,7 +9,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
 from clips import TEXT, TOKENIZER, copy_of
-from tasks.backbones import Backbone, Backbones
+from tasks.backbones import Backbone
 
 HALF = (0.5, 0.5, 0.5)
 SIZE = 16
@@ -61,4 +61,8 @@ def clip(name: str, image_size: int) -> Backbone:
     return Backbone(model, mean, std, "bicubic", tokenizer)
 
 
-TINY = Backbones(vit, network, clip)
+def tiny(name: str, image_size: int) -> Backbone:
+    """The tiny backbone of a name."""
+    if "." not in name:
+        return network(name, image_size)
+    return (clip if name.endswith(".openai") else vit)(name, image_size)

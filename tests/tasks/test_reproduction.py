@@ -25,7 +25,7 @@ from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
 from tasks.reproduction import PaperVits
 from tasks.sets import Images, ImageSet
-from tiny_backbones import SIZE, TINY
+from tiny_backbones import SIZE, tiny
 from tiny_federations import vit_federation
 from zoo import TINY as TINY_NETWORKS
 from zoo import network
@@ -62,7 +62,7 @@ def small(setting, root, rows):
 
 def run(setting, data, row, device="cpu"):
     own = replace(setting.of(row), image_size=setting.image_size)
-    trial = reproduction.divided(own, data, row, 0, Machine(device), TINY).on(device)
+    trial = reproduction.divided(own, data, row, 0, Machine(device), tiny).on(device)
     with torch.device(device):
         method = row.entry.make(trial.setting, **row.values)
     shared = "personalized" not in row.entry.traits
@@ -112,7 +112,7 @@ def test_a_trial_has_the_recipe_of_its_setting():
         **{"epochs": 3, "batch_size": 7, "flip": True},
     )
     data = ImageSet("cifar10", images(80), images(20), tuple("0123456789"))
-    trial = reproduction.divided(setting, data, setting.rows[-1], 3, Machine(), TINY)
+    trial = reproduction.divided(setting, data, setting.rows[-1], 3, Machine(), tiny)
     made = trial.setting
     assert (made.rounds, made.cohort_size, made.batch_size, made.seed) == (9, 2, 7, 3)
     assert made.new_model(0).prompts.tokens.shape[1] == 5

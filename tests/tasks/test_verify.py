@@ -12,7 +12,7 @@ from fedprompt.compare.trials import CompareError
 from other_device import other_device
 from tasks import papers, verify
 from tasks.core import Machine
-from tiny_backbones import TINY
+from tiny_backbones import tiny
 
 # Numbers and names of the fabricated files, as counted by hand.
 SIZES = {
@@ -51,10 +51,8 @@ def case(folder, read, monkeypatch):
         monkeypatch.setitem(verify.SIZES, own.data, known)
         monkeypatch.setattr(papers, "settings", lambda name: {partition: own})
         first = next(each for each in own.rows if each.method not in (None, "zero_shot"))
-        backbones = TINY
-        if clip is not None:
-            backbones = replace(TINY, clip=lambda *names: clip(TINY.clip(*names)))
-        made = verify.Case(paper, partition, row or first, Machine(device, root=folder), backbones)
+        of = tiny if clip is None else lambda *names: clip(tiny(*names))
+        made = verify.Case(paper, partition, row or first, Machine(device, root=folder), of)
         if own.data not in read:
             with unchecked():
                 read[own.data] = made.data
@@ -161,7 +159,7 @@ def test_a_planted_fault_stops_at_its_rung(case, title, cause, fault, capsys):
 
 def test_zero_shot_accuracy_must_lie_in_the_published_band(case, monkeypatch):
     made = case()
-    monkeypatch.setattr(verify, "PRETRAINED", made.backbones)
+    monkeypatch.setattr(verify, "backbone", made.of)
     monkeypatch.setattr(verify, "permuted", lambda *parts: "")
     found = verify.zero_shot(made)
     assert found.expected == "38.2 to 44.3 %"  # 40.21 - 2 and 42.32 + 2
