@@ -17,6 +17,7 @@ import fedprompt as fp
 from build_samples.canvas import on_canvases
 from fedprompt import samples
 from fedprompt.compare import experiments
+from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.problems import NEWCOMERS
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
@@ -98,8 +99,7 @@ def encoded(images: Tensor, inputs: str) -> Tensor:
     images = samples.preprocess(images)
     if inputs == "images":
         return images
-    pieces = [fp.image_tokens(samples.clip(), batch) for batch in images.split(256)]
-    return torch.cat([torch.cat([pooled[:, None], patches], 1) for pooled, patches in pieces])
+    return torch.cat([tokens_of(samples.clip(), batch) for batch in images.split(256)])
 
 
 def shards(train: Images, partition: str, rng: np.random.Generator) -> list[Any]:
