@@ -124,6 +124,11 @@ def linear_head(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Meth
     return together(setting.seeded(Linear, setting), learning_rate)
 
 
+def linear_alone(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """Linear head on the pooled token, on each client alone."""
+    return apart(linear_head(setting, learning_rate=learning_rate))
+
+
 def adapter_alone(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
     """FedCLIP's adapter, on each client alone."""
     return apart(FEDCLIP.make(setting, learning_rate=learning_rate))
@@ -197,6 +202,7 @@ CONTROLS = {
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE, **FEDCLIP.search),
         _entry("linear_head", "Linear head", linear_head, "CLIP"),
+        _entry("linear_alone", "Linear head (local)", linear_alone, "CLIP", ALONE),
         _entry("plot_independent", PLOT, plot_independent, "CLIP"),
         _entry("fedsept_public", SEPT, fedsept_public, "CLIP", ALONE, **FEDSEPT.search),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),

@@ -47,7 +47,7 @@ PARTITIONS = {
 }
 SMALL = {"smallest": 14.0, "largest": 22.0}
 """Sides of emoji among fragments, in pixels of 32."""
-OF_CLASSES = "fedapt", "promptfl_csc", "coop_csc", "linear_head"
+OF_CLASSES = "fedapt", "promptfl_csc", "coop_csc", "linear_head", "linear_alone"
 """Rows that learn something for each class, so they know no new ones."""
 
 

@@ -106,6 +106,7 @@ def test_alone_is_the_average_of_one_client_also_beside_others(alone, average):
         ("coop_gate", "pfedmoap"),
         ("pfedme_lora", "pfedme"),
         ("adapter_alone", "fedclip"),
+        ("linear_alone", "linear_head"),
         ("linear_head", "promptfl"),
         ("plot_independent", "fedplot"),
         ("fedsept_public", "fedsept"),
