@@ -75,6 +75,7 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     if inspect.ismethod(value):
         return [inner(value.__self__), inner(value.__func__)]
     if inspect.isfunction(value):
+        value = _unchecked(value)
         around = inspect.getclosurevars(value).nonlocals
         parts = around, value.__defaults__, value.__kwdefaults__
         return [value.__module__, value.__qualname__, _compiled(value), *map(inner, parts)]
@@ -104,6 +105,13 @@ def _functions(given: type) -> list[Any]:
     """Return the functions of a class and of its bases, without installed ones."""
     own = [each for each in given.__mro__ if not _is_installed(each)]
     return [part for each in own for part in vars(each).values() if inspect.isfunction(part)]
+
+
+def _unchecked(function: Any) -> Any:
+    """Return a function without the checks of shapes that jaxtyping puts around it."""
+    while "jaxtyping" in Path(function.__code__.co_filename).parts:
+        function = function.__wrapped__
+    return function
 
 
 def _compiled(function: Any) -> list[Any]:

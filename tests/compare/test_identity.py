@@ -4,6 +4,8 @@ import json
 from functools import partial
 from types import SimpleNamespace
 
+import beartype
+import jaxtyping
 import pytest
 import torch
 import torch.nn as nn
@@ -92,3 +94,12 @@ def test_functions_of_libraries_have_names_and_an_object_of_c_is_refused():
     assert told(F.relu) != told(F.gelu)
     with pytest.raises(CompareError, match="A object of a setting or a method must have a __repr"):
         told([object()])
+
+
+def test_checks_of_shapes_around_a_function_do_not_count():
+    def scaled(images, generator):
+        return 2 * images
+
+    checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)(scaled)
+    assert checked is not scaled
+    assert told(checked) == told(scaled)
