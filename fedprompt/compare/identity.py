@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -70,6 +70,8 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
         return [[inner(key), inner(each)] for key, each in value.items()]
     if isinstance(value, list | tuple):
         return [type(value).__name__, *map(inner, value)]
+    if isinstance(value, set | frozenset):  # each process has its own order
+        return [type(value).__name__, *sorted(map(inner, value), key=repr)]
     if isinstance(value, partial):
         return ["partial", *map(inner, (value.func, value.args, value.keywords))]
     if inspect.ismethod(value):
@@ -86,7 +88,7 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     text = repr(value)
     if isinstance(value, type):
         return [text, *map(inner, _functions(value))]
-    if " at 0x" not in text:
+    if " at 0x" not in text and not is_dataclass(value):
         return [text, inner(type(value))]
     if not hasattr(value, "__dict__"):
         rule = "have a __repr__ that tells its values, for the records"
@@ -118,7 +120,7 @@ def _compiled(function: Any) -> list[Any]:
     """Describe the code of a function; an installed one has its name."""
 
     def parts(code: CodeType) -> list[Any]:
-        constants = [parts(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+        constants = [parts(c) if isinstance(c, CodeType) else told(c) for c in code.co_consts]
         return [code.co_code.hex(), code.co_names, constants]
 
     return [] if _is_installed(function) else parts(function.__code__)

@@ -15,20 +15,21 @@ WIDTH = 7  # columns of a table; the others follow in further ones
 FEWEST = 5  # seeds of a star or a recommendation
 WIDEST = 0.1  # half of an interval of an accuracy, beyond which a column says little
 OTHERS = ("noise", "rise")  # percentages that are no accuracies
+SAME = ("values", "inputs", "code")  # of the seeds of a row
 
 
 def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
     """Return the reported records of a partition by row, in the order of seeds.
 
     Raises:
-        CompareError: If the seeds of a row have different values.
+        CompareError: If the seeds of a row have different values, inputs or code.
     """
     by_row: dict[str, list[Record]] = {}
     for record in sorted(found, key=lambda record: record["seed"]):
         if record["partition"] == partition and record["trial"] is None:
             seeds = by_row.setdefault(record["row"], [])
-            if any(seeds and seeds[0].get(of) != record.get(of) for of in ("values", "inputs")):
-                what = f"Seeds of {record['row']!r} in {partition!r} differ in values or inputs"
+            if any(seeds and seeds[0].get(of) != record.get(of) for of in SAME):
+                what = f"Seeds of {record['row']!r} in {partition!r} differ in {', '.join(SAME)}"
                 raise CompareError(f"{what}: delete the records of one choice.")
             seeds.append(record)
     return by_row
@@ -132,8 +133,8 @@ def rows(
             body.append(differences_to(by_row, titles, name))
     for name, word in COSTS.items():
         header.append(word)
-        every = by_row.values()
-        body.append([f"{mean(seeds, name):,.0f}" if name in seeds[0] else "" for seeds in every])
+        costs = [measured(seeds, name) for seeds in by_row.values()]
+        body.append([f"{np.mean(values):,.0f}" if values else "" for values in costs])
     counts = [str(len(seeds)) for seeds in by_row.values()]
     if len({*counts}) > 1:
         header.append("seeds")

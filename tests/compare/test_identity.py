@@ -1,6 +1,7 @@
 """Two settings or methods that differ do not share a key of records."""
 
 import json
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -30,6 +31,11 @@ FIELDS = {
     "code of a class": lambda code: {"augment": classed(code)()},
     "layers of prompts": lambda n: {"prompts": partial(fp.ShallowPrompts, int(n) + 1)},
 }
+
+
+@dataclass(frozen=True)
+class Described:
+    values: set
 
 
 class SimpleAugment:
@@ -103,3 +109,15 @@ def test_checks_of_shapes_around_a_function_do_not_count():
     checked = jaxtyping.jaxtyped(typechecker=beartype.beartype)(scaled)
     assert checked is not scaled
     assert told(checked) == told(scaled)
+
+
+def test_the_order_of_a_set_does_not_count():
+    """Texts have another order in each process."""
+    one, other = {0, 8}, {8, 0}
+    assert repr(one) != repr(other)
+    assert told(one) == told(other) != told({0, 9})
+    assert told(Described(one)) == told(Described(other)) != told(Described({0, 9}))
+    first, second, third = (
+        lambda x: x in {0, 8}, lambda x: x in {8, 0}, lambda x: x in {0, 9},
+    )  # fmt: skip
+    assert told(first) == told(second) != told(third)

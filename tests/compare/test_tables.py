@@ -48,14 +48,14 @@ def test_a_row_that_equals_its_reference_has_no_star():
     assert tables.holm([0.01, float("nan")]) == [True, False]
 
 
-def test_seeds_of_a_row_with_different_values_are_no_table():
-    def record(seed, rate, images="a"):
+def test_seeds_of_a_row_with_different_values_or_code_are_no_table():
+    def record(seed, rate, images="a", code="c"):
         at = {"partition": "few", "row": "A", "trial": None, "seed": seed, "inputs": [images]}
-        return at | {"values": {"learning_rate": rate}}
+        return at | {"values": {"learning_rate": rate}, "code": code}
 
     assert len(tables.grouped([record(0, 0.1), record(1, 0.1)], "few")["A"]) == 2
-    for other in (record(1, 0.3), record(1, 0.1, "b")):
-        with pytest.raises(CompareError, match="'A' in 'few' differ in values or inputs"):
+    for other in (record(1, 0.3), record(1, 0.1, "b"), record(1, 0.1, code="d")):
+        with pytest.raises(CompareError, match="'A' in 'few' differ in values, inputs, code"):
             tables.grouped([record(0, 0.1), other], "few")
 
 
@@ -95,3 +95,11 @@ def test_rows_without_new_classes_have_no_harmonic_mean():
     assert "H" not in header
     header, body = tables.rows([told, known], TASKS["emoji"], "styles")
     assert {line[0]: line[header.index("H")] for line in body} == {"PromptFL": "", "FedOTP": "40.0"}
+
+
+def test_a_cost_that_a_seed_lacks_is_left_out():
+    told = {"partition": "styles", "row": "PromptFL", "trial": None, "values": {}, "own": 0.5}
+    seeds = [told | {"seed": 0, "bytes_up": 4.0, "kept": 8.0}, told | {"seed": 1, "bytes_up": 4.0}]
+    header, _ = tables.rows(seeds, TASKS["emoji"], "styles")
+    assert "bytes up" in header
+    assert "bytes kept" not in header
