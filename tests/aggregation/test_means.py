@@ -136,3 +136,11 @@ weighted_median([ONE, {'head': ONE}]) -> TypeError: `entries[1]` must be a Weigh
 trimmed_mean([{'head': ONE}, ONE], fraction=0.1) -> TypeError: `payloads[1]` must map names to
 heterogeneous_means([{'head': ONE}], [4]) -> TypeError: `entries[0]` must be class logits
 """)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.float64)])
+def test_small_entries_of_another_shape_or_dtype_are_refused_where_they_are_packed(other):
+    first = {name: fp.Weighted(torch.zeros(2, 3), torch.ones(())) for name in "ab"}
+    second = first | {"b": fp.Weighted(other, torch.ones((), dtype=other.dtype))}
+    with pytest.raises((TypeError, ValueError), match=r"payloads\[1\]\['b'\]"):
+        fp.weighted_mean([first, second])

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 import fedprompt as fp
 from fedprompt.compare.alone import longer
@@ -91,6 +92,17 @@ def test_alone_is_the_average_of_one_client_also_beside_others(alone, average):
     values = [parameters(last(*of), 4) for of in ((entry.make, several), (average, one))]
     assert_same(*values)
     assert set(values[0]) - {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(
+    ("control", "controlled"), [("plot_independent", "fedplot"), ("fedsept_public", "fedsept")]
+)
+def test_a_control_lacks_the_mechanism(control, controlled):
+    entry, federation = made(control, rounds=1, cohort_size=5)
+    makes = entry.make, METHODS[controlled].make
+    one, other = (parameters(last(make, federation), 0) for make in makes)
+    assert one.keys() == other.keys()
+    assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(
