@@ -1,9 +1,10 @@
 """Role ``record``: figures in prose, computed from the records when the pages are built.
 
-A page names a file of the records with a partition, one row or several, a column, and a form::
+A page names a file of the records with a partition, one row or several, a column (the accuracy on
+a client's test images, if none is named), and a form::
 
-    {record}`mnist/deep-domains; Norms; own`                      88.4 ± 0.7
-    {record}`mnist/deep-domains; Norms - FedVPT-D; own`           9.0 ± 1.2
+    {record}`mnist/deep-domains; Norms`                           88.4 ± 0.7
+    {record}`mnist/deep-domains; Norms - FedVPT-D`                9.0 ± 1.2
     {record}`mnist/deep-domains; Norms - FedVPT-D; own; round`    9
     {record}`mnist/deep-domains; Norms; bytes_up; kB`             83 kB
     {record}`mnist/deep-domains; LoRA, rank 4 / Norms; bytes_up`  3.4
@@ -12,7 +13,7 @@ Differences are paired over the common seeds, and ``A - B beyond C - D`` is a di
 them. Without a form, accuracies have their 95 % interval by Student's t. Commands trace the figures
 of a page to their records, and fill in those of a page that Sphinx does not build::
 
-    python docs/extensions/figures.py "mnist/deep-domains; Norms - FedVPT-D; own"
+    python docs/extensions/figures.py "mnist/deep-domains; Norms - FedVPT-D"
     python docs/extensions/figures.py docs/results/photographs.md
     python docs/extensions/figures.py --write README.md
 """
@@ -50,7 +51,8 @@ def runs(name: str) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
 
 def parts(key: str) -> tuple[list[dict[int, dict[str, Any]]], str, str, bool]:
     """Return the runs of each row of a key, its column, its form, and if it is a ratio."""
-    place, rows, column, form = ([*key.split("; "), ""])[:4]
+    place, rows, *rest = key.split("; ")
+    column, form = (*rest, *("own", "")[len(rest) :])
     name, partition = place.split("/")
     ratio = " / " in rows
     titles = rows.split(" / ") if ratio else re.split(MINUS, rows)
