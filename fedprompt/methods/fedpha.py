@@ -8,11 +8,12 @@ Adaptation", ICML 2025.
 
 Up: the shared context (T D). Down: the shared context (T D).
 
-Deviations: lengths are drawn between half and twice T. The projection keeps the last of the T right
-singular vectors and no direction outside their span, as in the authors' code. No gradient passes
-through the singular value decomposition. A newcomer predicts with the shared context, because it
-has no trained private one. Every text is read at its end token. The authors' code reads shorter
-contexts at a position after their end token.
+Deviations: lengths are drawn between half and twice T, or up to the room that the longest class
+name leaves, where that is less. The projection keeps the last of the T right singular vectors and
+no direction outside their span, as in the authors' code. No gradient passes through the singular
+value decomposition. A newcomer predicts with the shared context, because it has no trained private
+one. Every text is read at its end token. The authors' code reads shorter contexts at a position
+after their end token.
 
 Compared: CYFang6/FedPHA 1ab33df, with the deviations above, float64, largest difference 2.1e-14
 (2026-11).
@@ -42,10 +43,12 @@ def _alignment(shared: Tensor, private: Tensor, projected: Tensor, margin: float
 
 
 def _private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
-    """Make a context whose length is drawn for the client."""
+    """Make a context whose length is drawn for the client, and fits in front of each name."""
     draw = setting.generator(0, client, purpose="private")
-    longest = 2 * setting.length
-    length = int(torch.randint(longest // 4, longest + 1, (), generator=draw))
+    names, shortest = setting.names, setting.length // 2
+    room = names.context_length - len(names.start) - max(names.length)
+    longest = max(shortest, min(2 * setting.length, room))
+    length = int(torch.randint(shortest, longest + 1, (), generator=draw))
     return fp.ContextPrompts(setting.tower.dim, length=length, generator=draw)
 
 

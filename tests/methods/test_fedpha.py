@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt import samples
 from fedprompt.methods.fedpha import _alignment, _on_minor_directions, _private_context, fedpha
-from fedprompt.methods.models import PromptedClassifier
+from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from tiny_federations import clip_federation, descend, last
 
 
@@ -18,6 +19,16 @@ def test_contexts_of_different_lengths_send_messages_of_one_size():
     assert lengths <= set(range(2, 9))
     size = 4 * federation.length * federation.tower.dim
     assert {entry.num_bytes for entry in federation.ledger.entries} == {size, size + 4}
+
+
+def test_contexts_fit_in_front_of_the_longest_name():
+    """A context of twice T would need 1 + 16 + 9 positions of 24."""
+    tower, longest = fp.TextTower(samples.clip(), samples.tokenize), "household item"
+    setting = ClipSetting(tower=tower, class_names=["cat", longest], rounds=1, length=8)
+    room = 24 - 1 - max(setting.names.length)
+    lengths = {_private_context(setting, client).context.shape[-2] for client in range(50)}
+    assert 8 <= room < 16
+    assert lengths == set(range(4, room + 1))
 
 
 def test_the_projection_removes_the_leading_directions_alone():
