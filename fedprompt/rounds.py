@@ -436,9 +436,9 @@ class _Engine(NamedTuple):
             got = f"client {client} in round {server_round}"
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
         check_takes_part(data, client, server_round)
-        seals = {"the server's state": self.seals["server"]}
-        seals["the client's state"] = self.seals.get(str(client)) or Seal(state)
+        seals = {"the client's state": self.seals.get(str(client)) or Seal(state)}
         check_seals(where, _UNCHANGED, seals)
+        seals["the server's state"] = self.seals["server"]
         with _noted(where, seals):
             answer = self.method.server.answer(client, now.server)
             seals["its answer"] = Seal(answer, within=seals.values())

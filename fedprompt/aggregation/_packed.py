@@ -5,7 +5,7 @@ than the arithmetic.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,9 +61,9 @@ class _Pack:
         self.forms = list(map(form_of, entries.values()))
         self.shapes = [(value.shape, weight.shape) for value, weight in entries.values()]
         self.like = Weighted._make(part.new_empty(()) for part in next(iter(entries.values())))
-        self.value, self.weight = (
-            wide_zeros(_flat(parts)) for parts in zip(*entries.values(), strict=True)
-        )
+        columns = list(zip(*entries.values(), strict=True))
+        self.joins = [_join(parts) for parts in columns]
+        self.value, self.weight = map(wide_zeros, self._flat(columns))
         repeats = [
             value.shape[weight.ndim :].numel()
             for value, weight in entries.values()
@@ -77,7 +77,7 @@ class _Pack:
         entries = [payload[name] for name in self.names if name in payload]
         if not all(map(_is_entry, entries)) or list(map(form_of, entries)) != self.forms:
             return False
-        value, weight = (widened(_flat(parts)) for parts in zip(*entries, strict=True))
+        value, weight = map(widened, self._flat(zip(*entries, strict=True)))
         value_sum = (value * weight.index_select(0, self.rows)).add_(self.value)
         weight_sum = self.weight + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
@@ -86,6 +86,10 @@ class _Pack:
             return False
         self.value, self.weight = value_sum, weight_sum
         return True
+
+    def _flat(self, columns: Iterable[tuple[Tensor, ...]]) -> Iterator[Tensor]:
+        """Return all values and all weights, each as one vector."""
+        return (join(parts) for join, parts in zip(self.joins, columns, strict=True))
 
     def split(self) -> dict[str, RowSums]:
         """Return the sums of each name."""
@@ -117,11 +121,11 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, Weighted) and isinstance(entry.value, Tensor)
 
 
-def _flat(parts: tuple[Tensor, ...]) -> Tensor:
-    """Concatenate tensors of any shapes."""
+def _join(parts: tuple[Tensor, ...]) -> Callable[[tuple[Tensor, ...]], Tensor]:
+    """Return a function that concatenates tensors of these shapes into one vector."""
     if all(part.shape == parts[0].shape for part in parts):
-        return torch.stack(parts).flatten()
-    return torch.cat([part.flatten() for part in parts])
+        return lambda parts: torch.stack(parts).flatten()
+    return lambda parts: torch.cat([part.flatten() for part in parts])
 
 
 def _packs(entries: Mapping[str, Weighted]) -> Iterator[_Pack]:

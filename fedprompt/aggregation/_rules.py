@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,12 +51,16 @@ class RowRule(ABC):
             return previous.detach().clone(), state
         return new, after
 
-    def stepped(self, previous: Tensor, mean: Weighted, state: State) -> tuple[Tensor, State]:
+    def stepped(
+        self, previous: Tensor, mean: Weighted, state: State, *, all_known: bool = False
+    ) -> tuple[Tensor, State]:
         """Step without a look at numbers, which synchronizes a GPU."""
         check.shape("mean.value", mean.value, previous.shape, "`previous`")
         check_state(state, True)
         previous = previous.detach()
         mean = Weighted._make(part.detach().to(previous.device) for part in mean)
+        if all_known:
+            return self.update(previous, mean.value.clone(), state)  # it may be written
         rows = mean.rows
         known = torch.where(rows, mean.value, 0.0)
         new, after = self.update(torch.where(rows, previous, 0), known, state)
@@ -142,25 +146,37 @@ def _at_once(
     One sum is finite only if all numbers are: a mean that is not makes the new value or state so.
     The root of a negative weight is NaN.
     """
-    made, numbers, sent = {}, list[Tensor](), list[Tensor]()
+    weights = [mean.weight for _, mean, _ in before.values() if isinstance(mean, Weighted)]
+    made, numbers, all_known = {}, list[Tensor](), _are_known(weights)
     for name, (previous, mean, state) in before.items():
         rule = rules[name]
         if not (isinstance(rule, RowRule) and _is_plain(previous, mean)):
             return {}
         with check.located(repr(name)):
-            new, after = made[name] = rule.stepped(previous, mean, state)
-        numbers += [previous, mean.weight.sqrt(), new, *_tensors(after).values()]
-        sent.append(mean.weight.sum())
-    if not sent or len({part.device for part in (*numbers, *sent)}) > 1:
+            new, after = made[name] = rule.stepped(previous, mean, state, all_known=all_known)
+        numbers += [previous, new, *_tensors(after).values()]
+        numbers += [] if all_known else [mean.weight.sqrt()]
+    sent = [] if all_known else [weight.sum() for weight in weights]
+    if len({part.device for part in (*numbers, *sent)}) != 1:
         return {}
     total = torch.cat([part.detach().flatten() for part in numbers]).sum()
-    finite, *weights = torch.stack([total, *sent]).tolist()
+    finite, *sums = torch.stack([total, *sent]).tolist()
     if not math.isfinite(finite):
         return {}
-    for weight, (name, (previous, _, state)) in zip(weights, before.items(), strict=True):
+    for name, weight in zip(before, sums or [1.0] * len(before), strict=True):
         if not weight:
-            made[name] = previous.detach().clone(), state
+            made[name] = before[name][0].detach().clone(), before[name][2]
     return made
+
+
+def _are_known(weights: Sequence[Any]) -> bool:
+    """Whether all weights are positive and finite, where a look synchronizes nothing."""
+    dense = all(isinstance(weight, Tensor) and check.is_dense(weight) for weight in weights)
+    if not (dense and check.values_readable(*weights, sync=False)):
+        return False
+    one = torch.ones(1)  # a minimum of no numbers is an error
+    low, high = torch.cat([one, *(weight.flatten() for weight in weights)]).aminmax()
+    return low.item() > 0 and high.item() < math.inf
 
 
 def _is_plain(previous: object, mean: object) -> bool:
