@@ -1,6 +1,7 @@
 """Control rows: what methods have beside their mechanism, such as parameters and passes."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.compare.alone import longer, train
 from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d
-from fedprompt.methods.models import PromptedClassifier, Tune
+from fedprompt.methods.models import ClipModel, PromptedClassifier, Tune, tuned_trunk
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import averaged
@@ -143,6 +145,33 @@ class Gate(Mixture):
         return super().forward(tokens)
 
 
+def lora_of_mlps(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Add LoRA of rank 2 to the MLPs of a copy: open_clip has no projections as modules."""
+    config = LoraConfig(r=2, lora_alpha=2, target_modules=["c_fc", "c_proj"])
+    tuned: Any = inject_adapter_in_model(config, deepcopy(model))
+    return tuned, [weight for name, weight in tuned.named_parameters() if ".lora_" in name]
+
+
+class TunedClip(ClipModel):
+    """Image tower with LoRA, and handwritten sentences."""
+
+    def __init__(self, setting: ClipSetting) -> None:
+        super().__init__(setting)
+        self.trunk = tuned_trunk(fp.vit_trunk(setting.clip.visual), lora_of_mlps)
+        self.tuned = self.trunk.trainable
+        self.text = setting.handwritten_text()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classify images."""
+        image = fp.encode_prompted(self.trunk, images).pooled
+        return fp.cosine_logits(image, self.text, scale=self.scale)
+
+
+def fedlora_clip(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
+    """Average of LoRA in the image tower of a CLIP."""
+    return together(setting.seeded(TunedClip, setting), learning_rate)
+
+
 def plot_independent(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PLOT with means over patches in place of transport."""
     solver = fp.transport.independent
@@ -169,10 +198,16 @@ def coop_gate(
 
 
 def _entry(
-    name: str, title: str, make: Callable[..., fp.Method], family: str, *traits: str, **search: Any
+    name: str,
+    title: str,
+    make: Callable[..., fp.Method],
+    family: str,
+    *traits: str,
+    inputs: str = "",
+    **search: Any,
 ) -> Entry:
     families, search = tuple(family.split(", ")), {"learning_rate": (1e-3, 1e-1)} | search
-    return Entry(name, title, make, families, traits, search, "")
+    return Entry(name, title, make, families, traits, search, inputs)
 
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
@@ -203,6 +238,7 @@ CONTROLS = {
         _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE, **FEDCLIP.search),
         _entry("linear_head", "Linear head", linear_head, "CLIP"),
         _entry("linear_alone", "Linear head (local)", linear_alone, "CLIP", ALONE),
+        _entry("fedlora_clip", "LoRA of the image tower", fedlora_clip, "CLIP", inputs="images"),
         _entry("plot_independent", PLOT, plot_independent, "CLIP"),
         _entry("fedsept_public", SEPT, fedsept_public, "CLIP", ALONE, **FEDSEPT.search),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),

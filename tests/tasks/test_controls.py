@@ -22,6 +22,7 @@ from tiny_federations import federation_of, last, parameters
 SENT = {
     "promptfl_csc": {"context"},
     "linear_head": {"head"},
+    "fedlora_clip": {"tuned"},
     "plot_independent": {"context"},
     "fedsept_public": {"experts"},
     "fednorms": {"head", "tuned"},
@@ -120,6 +121,7 @@ def test_a_control_lacks_the_mechanism(control, controlled):
         ("adapter_alone", "fedclip"),
         ("linear_alone", "linear_head"),
         ("linear_head", "promptfl"),
+        ("fedlora_clip", "fedvpt_clip"),
         ("plot_independent", "fedplot"),
         ("fedsept_public", "fedsept"),
     ],
