@@ -74,8 +74,9 @@ class Emoji(NamedTuple):
 def emoji() -> tuple[Emoji, Emoji]:
     """Load emoji of 24 classes in five styles, for training and for tests.
 
-    No concept is in both parts, and variants of a concept, such as "dog" and "dog face", are in the
-    same part. :func:`clip` was trained on these styles, but on other concepts.
+    No concept is in both parts. Variants of a concept, such as "dog" and "dog face", are in the
+    same part, except for faces and for names of different groups, such as "mushroom" and "brown
+    mushroom". :func:`clip` was trained on these styles, but on other concepts.
 
     Returns:
         Training and test emoji, at least ten concepts of each class for tests. Both are in an
