@@ -33,7 +33,6 @@ if __name__ == "__main__":
 
 import fedprompt as fp
 from build_samples.build import new_model, save
-from build_samples.build_clip import encode_text
 from build_samples.emoji import SIDE, STYLES, Emoji, load
 from build_samples.emoji_division import PRETRAINING, SPLITS, division
 from fedprompt._trees import texts_of
@@ -328,8 +327,13 @@ def dictionary_loss(
 
 
 def _text(model: open_clip.model.CLIP, tokenize: WordPieces, texts: list[str]) -> Tensor:
+    """Encode texts in their length, in less time than `model.encode_text` in the full length."""
     tokens = tokenize(texts, LENGTH)
-    return encode_text(model, tokens[:, : int((tokens != 0).sum(1).max())])
+    tokens = tokens[:, : (length := int((tokens != 0).sum(1).max()))]
+    embedded = model.token_embedding(tokens) + model.positional_embedding[:length]
+    mask = model.attn_mask[:length, :length]
+    hidden = model.ln_final(model.transformer(embedded, attn_mask=mask))
+    return hidden[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
 
 
 def _optimizer(

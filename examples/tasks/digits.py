@@ -54,13 +54,9 @@ def vits(sizes: str, **common: Any) -> HeadSetting:
 
 def clip(**common: Any) -> ClipSetting:
     """Make a setting of one frozen CLIP, whose image tokens are computed once."""
-    model = digits_clip.clip()
     return ClipSetting(
-        clip=model,
-        tower=fp.TextTower(model, digits_clip.tokenize),
+        tower=fp.TextTower(digits_clip.clip(), digits_clip.tokenize),
         class_names=digits_clip.CLASS_NAMES,
-        scale=model.logit_scale.exp().item(),
-        template=digits_clip.TEMPLATES[""][0],
         **{**common, "make_optimizer": torch.optim.Adam},
     )
 
@@ -156,7 +152,7 @@ def changed(images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> tu
 @torch.no_grad()
 def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, or its preprocessed images."""
-    images = digits_clip.preprocess(canvases)
+    images = samples.preprocess(canvases)
     if inputs == "images":
         return images
     return torch.cat([tokens_of(digits_clip.clip(), batch) for batch in images.split(256)])
