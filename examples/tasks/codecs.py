@@ -13,7 +13,7 @@ from fedprompt.interfaces import Codec, Message, Payload, State
 from fedprompt.methods import VitSetting
 from tasks import digits
 from tasks.ablations import VIT, sides, trial
-from tasks.core import Machine, Task
+from tasks.core import Machine, task
 
 
 class Forgetful(NamedTuple):
@@ -85,15 +85,4 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
 
 
-TASKS = {
-    "codecs": Task(
-        title="FedAvg through codecs",
-        partitions={"dirichlet": "label shift (Dirichlet .3)"},
-        hours=lambda partition, row: 20 / 3600,
-        rows=lambda partition: ROWS,
-        make=make,
-        method=method,
-        references={"float32": ["float32"]},
-        compared=("full",),
-    )
-}
+TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}

@@ -68,3 +68,12 @@ class Task(Problem):
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
     advice: Callable[[Sequence[Record], str], str] | None = None
+
+
+def task(name: str, **functions: Any) -> Task:
+    """Make a task of ``settings/tasks.toml`` with its functions."""
+    known = content("tasks")
+    fields = known.get(known[name].pop("like", ""), {}) | known[name]
+    seconds, family = fields.pop("seconds"), fields.pop("family", "one model")
+    same = {"family": lambda partition: family, "hours": lambda partition, row: seconds / 3600}
+    return Task(**same, **fields, **functions)

@@ -21,15 +21,14 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from build_samples.build import new_model
-from fedprompt.compare.problems import NEWCOMERS
+from fedprompt.compare.problems import Causes
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import Machine, Task, content, explained
-from tasks.digits import LOCAL
+from tasks.core import Machine, Task, content, explained, task
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
 from tasks.tuning import draws, two_rates
@@ -340,7 +339,7 @@ def started(row: Row) -> Row:
     return replace(row, values={**row.values, "learning_rate": rate})
 
 
-def task(name: str, title: str, *without: str) -> Task:
+def task_of(name: str, *without: str) -> Task:
     """Make the task of a data set, without some partitions."""
 
     def rows(partition: str) -> list[Row]:
@@ -356,32 +355,18 @@ def task(name: str, title: str, *without: str) -> Task:
         rates = RATES.get(str(row.method), RATES["prompts"])
         return draws(row, f"{name} {partition}", rates)
 
-    return Task(
-        title=title,
+    def causes(partition: str, row: Row) -> Causes | None:
+        return bytes_kept if partition.startswith("deep") else explained(partition, row)
+
+    return task(
+        name,
         partitions={key: DIVISIONS[key].title for key in DIVISIONS if key not in without},
-        hours=lambda partition, row: 40 / 3600,
         rows=rows,
         make=partial(make, name),
         trials=trials,
         last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
-        columns={
-            "full": "all test images",
-            "balanced": "balanced",
-            "macro_f1": "macro-F1",
-            "own": "own mix",
-            "worst": "worst client",
-            **NEWCOMERS,
-        },
-        references={"local": [Row.of(name).title for name in LOCAL.split()]},
-        causes=lambda partition, row: (
-            bytes_kept if partition.startswith("deep") else explained(partition, row)
-        ),
-        compared=("own", "balanced"),
-        bound=0.048,
+        causes=causes,
     )
 
 
-TASKS = {
-    "solar": task("solar", "Solar cells", "fedhpl", "sgpt"),
-    "mnist": task("mnist", "MNIST-5k"),
-}
+TASKS = {"solar": task_of("solar", "fedhpl", "sgpt"), "mnist": task_of("mnist")}
