@@ -32,7 +32,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fedprompt as fp
-from build_samples.build import new_model, save
+from build_samples.build import new_model, save, take_steps
 from build_samples.emoji import SIDE, STYLES, Emoji, load
 from build_samples.emoji_division import PRETRAINING, SPLITS, division
 from fedprompt._trees import texts_of
@@ -45,14 +45,7 @@ LENGTH = 24  # ids of a text
 SMALL = 32  # pixels of the small network
 INK = 0.03  # a patch that is darker than this belongs to the emoji
 FORMS = ("an emoji of {}.", "{}.", "a picture of {}.", "a drawing of {}.", "an icon of {}.")
-LOOKS = {
-    "noto": "shaded",
-    "noto-v1": "old",
-    "twemoji": "flat",
-    "fluent-emoji": "glossy",
-    "fluent-emoji-flat": "flat",
-    "fluent-emoji-high-contrast": "black and white",
-}
+LOOKS = {name: style.look for name, style in STYLES.items() if style.seen}
 """A word for each style that is seen, for one caption in four."""
 
 
@@ -85,8 +78,7 @@ class Encoded(NamedTuple):
 
     def foreground(self) -> Tensor:
         """Return the mean of the patches that show the emoji."""
-        share = self.ink.float() / self.ink.sum(1, keepdim=True).clamp(min=1)
-        means = zip(share.split(512), self.tokens[:, 1:].split(512), strict=True)
+        means = zip(shares(self.ink).split(512), self.tokens[:, 1:].split(512), strict=True)
         return torch.cat(
             [torch.einsum("bp,bpd->bd", weight, some.float()) for weight, some in means]
         )
@@ -222,6 +214,11 @@ def inked(pixels: Float[Tensor, "batch 3 side side"], patch: int) -> Bool[Tensor
     return F.avg_pool2d((1 - pixels).mean(1, keepdim=True), patch).flatten(1) > INK
 
 
+def shares(ink: Bool[Tensor, "batch patches"]) -> Float[Tensor, "batch patches"]:
+    """Return equal weights of the patches that show the emoji."""
+    return ink.float() / ink.sum(1, keepdim=True).clamp(min=1)
+
+
 def two_sided(logits: Tensor, fits: Tensor) -> Tensor:
     """Return the contrastive loss with all fitting pairs as targets."""
     rows = F.cross_entropy(logits, fits / fits.sum(1, keepdim=True))
@@ -296,21 +293,18 @@ def train_text(
     """Train the text tower and the projection of the images in place."""
     pairs, project = Pairs(world, seed), model.visual.head.proj
     nn.init.normal_(project.weight, std=0.05, generator=pairs.noise)
-    optimizer, schedule = _optimizer(model, project, steps)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for step in range(steps):
+
+    def loss(step: int) -> Tensor:
         features, captions, fits = pairs.batch()
         image = F.normalize(features @ project.weight.T, dim=-1)
         text = F.normalize(_text(model, tokenize, captions), dim=-1)
         scale = model.logit_scale.exp().clamp(max=100)
-        loss = two_sided(scale * image @ text.T, fits)
-        if dictionary and step % 2 == 0:
-            loss = loss + 0.5 * dictionary_loss(model, tokenize, pairs.texts, pairs.draw)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        matched = two_sided(scale * image @ text.T, fits)
+        if not dictionary or step % 2:
+            return matched
+        return matched + 0.5 * dictionary_loss(model, tokenize, pairs.texts, pairs.draw)
+
+    take_steps(_groups(model, project), loss, steps, learning_rate=1e-3, warm_up=0.3)
     with torch.no_grad():
         project.bias.copy_(-project.weight @ pairs.mean)
 
@@ -336,21 +330,16 @@ def _text(model: open_clip.model.CLIP, tokenize: WordPieces, texts: list[str]) -
     return hidden[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
 
 
-def _optimizer(
-    model: open_clip.model.CLIP, project: nn.Linear, steps: int, rate: float = 1e-3
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def _groups(model: open_clip.model.CLIP, project: nn.Linear) -> list[dict[str, Any]]:
     """Decay the projection most, word embeddings least, and the scale not at all."""
     text = {name: p for name, p in model.named_parameters() if not name.startswith("visual.")}
     scale, words = text.pop("logit_scale"), text.pop("token_embedding.weight")
-    groups = [
+    return [
         {"params": list(text.values()), "weight_decay": 0.05},
         {"params": [words], "weight_decay": 0.02},
         {"params": [scale], "weight_decay": 0.0},
         {"params": [project.weight], "weight_decay": 0.1},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=rate)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-    return optimizer, cycle
 
 
 def shrunk(images: np.ndarray) -> Float[Tensor, "images 3 32 32"]:
@@ -420,34 +409,26 @@ def distill(
 ) -> None:
     """Train a small image tower in place: its pooled token and its patches follow the teacher's."""
     draw = torch.Generator().manual_seed(seed)
-    parameters = list(model.visual.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1.5e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 1.5e-3, total_steps=steps, pct_start=0.1
-    )
-    for _ in range(steps):
+
+    def loss(step: int) -> Tensor:
         batch = torch.randint(len(images), (BATCH,), generator=draw)
         pixels, affine = changed(images[batch], draw)
         pooled, patches = (F.normalize(x, dim=-1) for x in fp.image_tokens(model, pixels - 0.5))
-        ink = inked(pixels, 4).float()
-        share = ink / ink.sum(1, keepdim=True).clamp(min=1)
+        share = shares(inked(pixels, 4))
         shown = F.normalize(torch.einsum("bp,bpd->bd", share, patches), dim=-1)
         fits = (concepts[batch][:, None] == concepts[batch]).float()
         fits = fits / fits.sum(1, keepdim=True)
-        loss = torch.zeros(())
+        found = torch.zeros(())
         for feature in (pooled, shown):
-            loss = loss + F.cross_entropy(20 * feature @ goal.names[batch].T, fits)
-            loss = loss + F.cross_entropy(20 * feature @ goal.images[batch].T, fits)
-        loss = loss + 5 * (1 - (pooled * goal.images[batch]).sum(1)).mean()
+            found = found + F.cross_entropy(20 * feature @ goal.names[batch].T, fits)
+            found = found + F.cross_entropy(20 * feature @ goal.images[batch].T, fits)
+        found = found + 5 * (1 - (pooled * goal.images[batch]).sum(1)).mean()
         grid = F.affine_grid(affine, [BATCH, 1, 8, 8], align_corners=False)
         moved = F.grid_sample(goal.patches[batch], grid, padding_mode="border", align_corners=False)
         same = F.cosine_similarity(patches, moved.flatten(2).mT, dim=-1)
-        loss = loss + 2 * (share * (1 - same)).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        return found + 2 * (share * (1 - same)).sum(1).mean()
+
+    take_steps([*model.visual.parameters()], loss, steps, learning_rate=1.5e-3, warm_up=0.1)
 
 
 @torch.no_grad()
@@ -518,10 +499,9 @@ def build_small(
     with torch.no_grad():
         for batch in images.split(256):
             whole, patches = fp.image_tokens(model, batch - 0.5)
-            ink = inked(batch, 4).float()
-            share = ink / ink.sum(1, keepdim=True).clamp(min=1)
             pooled.append(whole)
-            shown.append(torch.einsum("bp,bpd->bd", share, F.normalize(patches, dim=-1)))
+            weights = shares(inked(batch, 4))
+            shown.append(torch.einsum("bp,bpd->bd", weights, F.normalize(patches, dim=-1)))
     found = figures(model, tokenize, torch.cat(pooled), torch.cat(shown), world)
     return model, architecture, merges, found
 
