@@ -23,7 +23,7 @@ from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import METHODS, ClipSetting, Setting
 from tasks.controls import CONTROLS
-from tasks.core import Machine, Task, task
+from tasks.core import Machine, Task, task, trial
 from tasks.heads import HeadSetting
 from tasks.tuning import draws, two_rates
 
@@ -60,14 +60,11 @@ def make(
     shifted = partition == "domains"
     train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
     owned = shards(train, partition, np.random.default_rng(seed))
-    first = NUM_CLIENTS - NUM_NEWCOMERS
-    budget = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
-    optimizer = partial(torch.optim.AdamW, weight_decay=1e-3)
-    head = {name: value for name, value in row.values.items() if name == HEAD_RATE}
-    common = {"clients": range(first), "num_classes": 10, "seed": seed, "public": public}
-    setting = build(make_optimizer=optimizer, **common, **budget, **head)
-    trial = Trial.of(setting, train, test, owned, range(first, NUM_CLIENTS))
-    return trial.shrunk(machine.shrink)
+    fields = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
+    fields |= {name: value for name, value in row.values.items() if name == HEAD_RATE}
+    fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
+    fields |= {"seed": seed, "public": public, "newcomers": NUM_NEWCOMERS}
+    return trial(build, train, test, owned, **fields).shrunk(machine.shrink)
 
 
 def shards(train: Images, partition: str, rng: np.random.Generator) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ trains; or the emoji are small, among fragments of others. Test emoji show other
 training emoji.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
 from fedprompt.methods import METHODS, ClipSetting
 from tasks.controls import CONTROLS
-from tasks.core import Machine, task
+from tasks.core import Machine, task, trial
 from tasks.digits import in_turn
 from tasks.tuning import draws
 
@@ -120,21 +120,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     styles = [samples.STYLES[k % len(samples.STYLES)] for k in range(len(owned))]
     # Clients that never train have the highest ids.
     ids = sorted(range(len(owned)), key=lambda k: styles[k] in left)
-    first = sum(styles[k] not in left for k in ids)
-    setting = ClipSetting(
-        tower=fp.TextTower(samples.clip(), samples.tokenize),
-        class_names=names,
-        template=samples.TEMPLATES[""][0],
-        clients=range(first),
-        seed=seed,
-        rounds=5 if validate else 10,
-        steps=8,
-        make_optimizer=torch.optim.Adam,
-    )
-    trial = Trial.of(
-        setting, train, test, [owned[k] for k in ids], range(first, len(ids)), samples.STYLES
-    )
-    return trial._replace(further=further).shrunk(machine.shrink)
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    build = partial(ClipSetting, tower=tower, template=samples.TEMPLATES[""][0])
+    fields = {"rounds": 5 if validate else 10, "steps": 8, "make_optimizer": torch.optim.Adam}
+    fields |= {"class_names": names, "num_classes": len(names), "domain_names": samples.STYLES}
+    fields |= {"seed": seed, "newcomers": sum(styles[k] in left for k in ids)}
+    made = trial(build, train, test, [owned[k] for k in ids], **fields)
+    return made._replace(further=further).shrunk(machine.shrink)
 
 
 def rows(partition: str) -> list[Row]:

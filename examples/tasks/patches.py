@@ -21,8 +21,7 @@ import photographs
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods.fedotp import two_contexts
-from tasks.ablations import trial
-from tasks.core import Machine, content, task
+from tasks.core import Machine, content, task, trial
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
 

@@ -28,7 +28,7 @@ from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import Machine, Task, content, explained, task
+from tasks.core import Machine, Task, content, explained, task, trial
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
 from tasks.tuning import draws, two_rates
@@ -136,9 +136,12 @@ def make(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [trunk.adapted(as_inputs(public)) for trunk in trunks]
-    first = division.num_clients - division.num_newcomers
-    setting = PhotographSetting(
-        clients=range(first),
+    made = trial(
+        PhotographSetting,
+        train,
+        test,
+        shards,
+        newcomers=division.num_newcomers,
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,
         **{name: getattr(division, name) for name in ("steps", "batch_size", "cohort_size")},
@@ -150,8 +153,7 @@ def make(
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
     )
-    newcomers = range(first, division.num_clients)
-    return Trial.of(setting, train, test, shards, newcomers).shrunk(machine.shrink)
+    return made.shrunk(machine.shrink)
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:

@@ -15,8 +15,8 @@ from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from tasks import digits
-from tasks.ablations import sides, trial
-from tasks.core import Machine, task
+from tasks.ablations import sides
+from tasks.core import Machine, task, trial
 
 PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
