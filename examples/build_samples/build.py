@@ -165,19 +165,13 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
     return model, accuracy(model, *render(NUM_HELD_OUT, held_out))
 
 
-def flags(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """Make the parser of both programs, which use one thread."""
-    torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser
-
-
 def main() -> None:
     """Build the requested sizes and write one file for each."""
-    parser = flags(__doc__, STEPS)
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
     arguments = parser.parse_args()
     for size in arguments.models.split(","):

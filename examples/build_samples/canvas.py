@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-import fedprompt._refusals as check
 from fedprompt.samples._pixels import Images
 from fedprompt.samples.handwritten import inverted, noisy, raw
 
@@ -47,12 +46,7 @@ def on_canvases(
 
     Returns:
         The canvases, and for each the position of its domain in `domains`.
-
-    Raises:
-        ValueError: If a domain is unknown.
     """
-    if unknown := set(domains) - DOMAINS.keys():
-        raise check.wrong("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
     size = _uniform(images, generator, smallest, largest)
     corner = _uniform(images, generator, 0, (_SIDE - size)[:, None], 2)
     square = _place(torch.ones_like(images[:, :1]), size, corner)

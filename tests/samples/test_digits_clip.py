@@ -96,11 +96,3 @@ def test_canvases_are_assigned_to_domains_in_turn():
     assert torch.equal(mixed[1::3], 1 - plain[1::3])
     # With 3,072 draws, the standard error of the deviation is 1.3 %.
     assert (mixed[2::3] - plain[2::3]).std().item() == pytest.approx(0.3, rel=0.1)
-
-
-@pytest.mark.bad_input
-def test_an_unknown_domain_is_refused_with_the_choices():
-    with pytest.raises(ValueError, match="`domains` must be among plain, inverted, noisy; got rot"):
-        canvas.on_canvases(
-            images(1), torch.Generator(), domains=["rotated"], smallest=12, largest=20
-        )
