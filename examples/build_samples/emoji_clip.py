@@ -63,6 +63,10 @@ class Sizes(NamedTuple):
         sizes = {"width": self.width, "heads": 4, "layers": self.layers}
         return {"context_length": LENGTH, "vocab_size": vocabulary, **sizes}
 
+    def architecture(self, vocabulary: int, **vision: Any) -> dict[str, Any]:
+        """Return the configuration of open_clip."""
+        return {"embed_dim": self.dim, **vision, "text_cfg": self.text(vocabulary)}
+
 
 LARGE = Sizes(dim=128, width=128, layers=3, merges=2900, steps=1100)
 TINY = Sizes(dim=96, width=96, layers=2, merges=1400, steps=500)
@@ -169,11 +173,7 @@ def dino(sizes: Sizes, vocabulary: int, weights: Path, seed: int = 0) -> open_cl
         "timm_proj_bias": True,
         "image_size": SIDE,
     }
-    architecture = {
-        "embed_dim": sizes.dim,
-        "vision_cfg": vision,
-        "text_cfg": sizes.text(vocabulary),
-    }
+    architecture = sizes.architecture(vocabulary, vision_cfg=vision)
     model = new_model(open_clip.model.CLIP, architecture, seed).eval()
     trunk = model.visual.trunk
     trunk.set_input_size(img_size=SIDE)  # open_clip leaves 518
@@ -480,17 +480,10 @@ def build_small(
 ) -> tuple[open_clip.model.CLIP, dict[str, Any], tuple[str, ...], dict[str, float]]:
     """Train a text tower of the small size on DINOv2, and distill the small image tower."""
     teacher, tokenize, merges, _ = build_large(world, weights, sizes=TINY)
-    architecture = {
-        "embed_dim": TINY.dim,
-        "vision_cfg": TINY_VISION,
-        "text_cfg": TINY.text(tokenize.size),
-    }
+    architecture = TINY.architecture(tokenize.size, vision_cfg=TINY_VISION)
     model = new_model(open_clip.model.CLIP, architecture, 0).eval()
-    text = {
-        name: value
-        for name, value in teacher.state_dict().items()
-        if not name.startswith("visual.")
-    }
+    state = teacher.state_dict()
+    text = {name: state[name] for name in state if not name.startswith("visual.")}
     model.load_state_dict(text, strict=False)
     images, where = shrunk(world.emoji.images), world.images(held=False, seen=True)
     concepts = torch.tensor(world.emoji.concept[where])
@@ -534,11 +527,9 @@ def run(world: World, split: int, network: str, arguments: argparse.Namespace) -
     if network == "small":
         model, architecture, merges, found = build_small(world, arguments.weights)
     else:
-        dictionary = network == "large"
-        model, tokenize, merges, found = build_large(
-            world, arguments.weights, dictionary=dictionary
-        )
-        architecture = {"embed_dim": LARGE.dim, "text_cfg": LARGE.text(tokenize.size)}
+        built = build_large(world, arguments.weights, dictionary=network == "large")
+        model, tokenize, merges, found = built
+        architecture = LARGE.architecture(tokenize.size)
         model.visual.trunk = nn.Identity()  # the weights of DINOv2 are not written
     line = {"split": split, "network": network, **{k: round(v, 1) for k, v in found.items()}}
     print(json.dumps({**line, "CPU s": round(time.process_time() - start)}), flush=True)
