@@ -291,7 +291,7 @@ def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTr
         sizes = {"img_size": image_size, "patch_size": image_size // 2}
         sizes |= {"embed_dim": 16, "depth": 3, "num_heads": 2}
         return fp.vit_trunk(new_model(VisionTransformer, sizes, 0))
-    model = photographs.load_network(DINO, source, source is None, img_size=image_size)
+    model = photographs.load_network(DINO, source, img_size=image_size)
     return fp.vit_trunk(photographs.in_bfloat16(model))
 
 
@@ -302,7 +302,7 @@ def efficientnet(source: Path | str | None) -> nn.Module:
         tiny = new_model(small_network, {"width": 12}, 0)
         tiny.num_features = 48
         return fp.freeze(tiny)
-    return photographs.load_network(EFFICIENTNET, source, source is None)
+    return photographs.load_network(EFFICIENTNET, source)
 
 
 @cache
