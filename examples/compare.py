@@ -2,8 +2,8 @@
 
 All rows have the same rounds, clients, batches and initial values, and the same number of tuning
 trials. Each finished run is one line of a JSON-lines file, so a killed program continues.
-Of several programs that write to one file, each runs all that has no record when it starts: divide
-the cells among them by ``--shard``::
+Of several programs that write to one file, each runs all that has no record when it starts: give
+them different methods, partitions or rows::
 
     python examples/compare.py --task digits --methods fedprox,local --seeds 5
     python examples/compare.py --task clip --methods mine.py:my_method,promptfl
@@ -17,6 +17,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import tasks
@@ -78,7 +79,6 @@ def flags() -> argparse.ArgumentParser:
     add("--root", type=Path, default=Path(), help="folder of data sets")
     add("--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm")
     add("--pretrained", action="store_true", help="timm downloads the weights")
-    add("--shard", type=_part, default=(0, 1), help="i/n: only these cells")
     add("--defaults", action="store_true", help="default values, no tuning")
     add("--shrink", type=share, default=1.0, help="share of rounds, steps and images; no tuning")
     add("--check", type=count, help="run so many recorded cells again, and compare")
@@ -88,13 +88,6 @@ def flags() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("out"), help="folder of the tables")
     add("--records", type=Path, help="OUT/records, or the committed ones with --check or --tables")
     return parser
-
-
-def _part(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if not (number.isdigit() and count.isdigit() and int(number) < int(count)):
-        raise argparse.ArgumentTypeError(f"must be i/n with i from 0 to n - 1; got {text}")
-    return int(number), int(count)
 
 
 def _file_of(text: str) -> tuple[str, Path]:
@@ -126,7 +119,7 @@ def compare(args: argparse.Namespace) -> None:
             for seed in seeds
             for row in rows
         ]
-        found += finished(listed, path, args, partition)
+        found += cells.run_all(listed, path, workers=args.workers, title=partition)
         if ranks.rank() == 0:
             print(f"\n{tables.report(found, task, partition)}")
     if ranks.rank() > 0:
@@ -213,35 +206,15 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
 def tuned(
     rows: Sequence[Row], files: Sequence[Path], args: argparse.Namespace, partition: str, path: Path
 ) -> list[Row]:
-    """Return the rows with the values of their trials that are best on own mixes.
-
-    Raises:
-        CompareError: If trials of another shard have no record yet.
-    """
+    """Return the rows with the values of their trials that are best on own mixes."""
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
         return list(rows)
 
-    def run_all(listed: Sequence[Cell]) -> list[Record]:
-        found = finished(listed, path, args, f"{task.tuned_on or partition}, tuning")
-        if len(found) < len(listed):
-            raise CompareError("Other shards have not finished their trials: start again later.")
-        return found
-
+    title = f"{task.tuned_on or partition}, tuning"
+    run_all = partial(cells.run_all, path=path, workers=args.workers, title=title)
     where = {"machine": machine_of(args), "files": files}
     return hyperparameters.tuned(task, partition, rows, run_all, path, **where)
-
-
-def finished(
-    listed: Sequence[Cell], path: Path, args: argparse.Namespace, name: str
-) -> list[Record]:
-    """Run the cells of this shard, and return those that have a record."""
-    if not listed:
-        return []
-    chosen, problem = listed[args.shard[0] :: args.shard[1]], listed[0].problem
-    done = cells.run_all(chosen, path, workers=args.workers, title=name)
-    by_key = cells.load(path, problem) | {cells.key(record, problem): record for record in done}
-    return [by_key[cell.key()] for cell in listed if cell.key() in by_key]
 
 
 def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:

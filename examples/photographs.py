@@ -150,13 +150,12 @@ def in_bfloat16(model: nn.Module) -> nn.Module:
     return model.bfloat16()
 
 
-def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int) -> nn.Module:
+def load_network(name: str, weights: Path | None, **sizes: int) -> nn.Module:
     """Make a frozen network of timm without head.
 
     Args:
         name: Name of timm.
-        weights: File of weights under the names of timm, or None.
-        pretrained: Whether timm downloads the weights. Without weights, they are random.
+        weights: File of weights under the names of timm. If None, timm downloads them.
         sizes: Such as `img_size`.
     """
     import timm
@@ -165,13 +164,8 @@ def load_network(name: str, weights: Path | None, pretrained: bool, **sizes: int
         raise FileNotFoundError(f"There are no weights of {name} at {weights}.")
     # Some names of timm mean an .npz file, which a custom function loads.
     overlay = None if weights is None else {"file": str(weights), "custom_load": False}
-    model = timm.create_model(
-        name,
-        pretrained=pretrained or weights is not None,
-        pretrained_cfg_overlay=overlay,
-        num_classes=0,
-        **sizes,
-    )
+    how = {"pretrained": True, "pretrained_cfg_overlay": overlay, "num_classes": 0}
+    model = timm.create_model(name, **how, **sizes)
     return fp.freeze(model.float())
 
 

@@ -7,7 +7,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,23 +102,37 @@ def pretrain(
         logits = model(augment(images[batch], generator))
         return F.cross_entropy(logits, labels[batch], label_smoothing=0.05)
 
-    take_steps(model, loss, steps, learning_rate=1.5e-3)
+    take_steps([*model.parameters()], loss, steps, learning_rate=1.5e-3, warm_up=0.1)
     model.eval()
 
 
 def take_steps(
-    model: nn.Module, loss: Callable[[int], Tensor], steps: int, *, learning_rate: float
+    parameters: Sequence[Any],
+    loss: Callable[[int], Tensor],
+    steps: int,
+    *,
+    learning_rate: float,
+    warm_up: float,
 ) -> None:
-    """Minimize a function of the step with AdamW and one cycle of learning rates."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.05)
+    """Minimize a function of the step with AdamW and one cycle of learning rates.
+
+    Args:
+        parameters: Parameters, or groups of them with options.
+        loss: Function of the number of the step.
+        steps: Number of steps.
+        learning_rate: Highest learning rate.
+        warm_up: Share of the steps in which the rate rises.
+    """
+    optimizer = torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.05)
+    trained = [each for group in optimizer.param_groups for each in group["params"]]
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=0.1
+        optimizer, max_lr=learning_rate, total_steps=steps, pct_start=warm_up
     )
     for step in (progress := tqdm(range(steps))):
         value = loss(step)
         optimizer.zero_grad()
         value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         schedule.step()
         progress.set_postfix(loss=f"{value.item():.3f}", refresh=False)
@@ -151,19 +165,13 @@ def build(size: str, *, seed: int = 0, steps: int = STEPS) -> tuple[VisionTransf
     return model, accuracy(model, *render(NUM_HELD_OUT, held_out))
 
 
-def flags(description: str | None, steps: int) -> argparse.ArgumentParser:
-    """Make the parser of both programs, which use one thread."""
-    torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"))
-    return parser
-
-
 def main() -> None:
     """Build the requested sizes and write one file for each."""
-    parser = flags(__doc__, STEPS)
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--models", default=",".join(ARCHITECTURES), help="comma-separated sizes")
     arguments = parser.parse_args()
     for size in arguments.models.split(","):

@@ -8,12 +8,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-import fedprompt._refusals as check
 from fedprompt.samples._pixels import Images
 from fedprompt.samples.handwritten import inverted, noisy, raw
 
 _SIDE = 32  # of the canvas, in pixels
-_SMALLEST = 12  # side of an image on the canvas; the largest fills it
+_SMALLEST = 12  # side of a fragment before it is cut; the largest fills the canvas
 _NUM_FRAGMENTS = 10
 
 _Canvases = Float[Tensor, "batch channels side side"]
@@ -23,7 +22,7 @@ DOMAINS: dict[str, Callable[[Images, torch.Generator], Images]] = {
     "inverted": lambda images, generator: inverted(images),
     "noisy": noisy,
 }
-"""Visual domains of `on_canvases`, which captions of the CLIP can name."""
+"""Visual domains of `on_canvases`."""
 
 
 def on_canvases(
@@ -34,7 +33,9 @@ def on_canvases(
     smallest: float,
     largest: float,
 ) -> tuple[_Canvases, Int[Tensor, " batch"]]:
-    """Put digits on cluttered canvases of 32 x 32 pixels, and assign them to domains in turn.
+    """Put each digit at random on a canvas of 32 x 32 pixels, and assign them to domains in turn.
+
+    Clutter is outside of the square of the digit only.
 
     Args:
         images: Digits in the domain `raw`, in an order that is independent of their labels.
@@ -45,13 +46,12 @@ def on_canvases(
 
     Returns:
         The canvases, and for each the position of its domain in `domains`.
-
-    Raises:
-        ValueError: If a domain is unknown.
     """
-    if unknown := set(domains) - DOMAINS.keys():
-        raise check.wrong("domains", f"be among {', '.join(DOMAINS)}", ", ".join(sorted(unknown)))
-    canvases, _ = _cluttered(images, generator, smallest=smallest, largest=largest)
+    size = _uniform(images, generator, smallest, largest)
+    corner = _uniform(images, generator, 0, (_SIDE - size)[:, None], 2)
+    square = _place(torch.ones_like(images[:, :1]), size, corner)
+    outside = _clutter(images, generator) * (square == 0)
+    canvases = torch.maximum(_place(images, size, corner), outside)
     owner = torch.arange(len(images)) % len(domains)
     for index, name in enumerate(domains):
         canvases[owner == index] = DOMAINS[name](canvases[owner == index], generator)
@@ -108,29 +108,3 @@ def _clutter(
         )
         canvas = torch.maximum(canvas, light * cutting)
     return canvas
-
-
-def _cluttered(
-    images: Float[Tensor, "batch channels height width"],
-    generator: torch.Generator,
-    *,
-    smallest: float = _SMALLEST,
-    largest: float = _SIDE,
-) -> tuple[_Canvases, Float[Tensor, "batch 1 32 32"]]:
-    """Put each image into a square of random size and place on its own cluttered canvas.
-
-    Args:
-        images: Images in [0, 1], with ink on a background of 0.
-        generator: Generator on the device of `images`.
-        smallest: Side of the smallest square, in pixels.
-        largest: Side of the largest square, at most 32. A square of 32 pixels covers all clutter.
-
-    Returns:
-        The canvases, and masks that are 1 in the squares of the images. Clutter is only outside.
-    """
-    size = _uniform(images, generator, smallest, largest)
-    corner = _uniform(images, generator, 0, (_SIDE - size)[:, None], 2)
-    square = _place(torch.ones_like(images[:, :1]), size, corner)
-    return torch.maximum(
-        _place(images, size, corner), _clutter(images, generator) * (square == 0)
-    ), square

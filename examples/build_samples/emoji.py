@@ -11,6 +11,7 @@ import argparse
 import io
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -24,61 +25,25 @@ LEFT_OUT = ("component", "flags")
 
 
 class Style(NamedTuple):
-    """One set of emoji: the package `@iconify-json/NAME`, its license, and who drew it."""
+    """One set of emoji, of `emoji_styles.toml`."""
 
     version: str
     license: str
     author: str
     source: str
     family: str
-    """Styles of one family are renderings of the same drawings."""
-    seen: bool = True
-    """Whether the network is trained on it. Its license does not ask for share-alike."""
+    look: str = ""
     sample: bool = False
-    """Whether some of its emoji are in `fedprompt.samples`."""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the network is trained on it."""
+        return bool(self.look)
 
 
-_NOTO = "https://github.com/googlefonts/noto-emoji"
-_FLUENT = "https://github.com/microsoft/fluentui-emoji"
-_TWO = "https://github.com/EmojiTwo/emojitwo"
-_LEGACY = "https://github.com/joypixels/emojione-legacy"
-STYLES = {
-    "noto": Style("1.2.9", "Apache-2.0", "Google", _NOTO, "noto", sample=True),
-    "noto-v1": Style("1.2.5", "Apache-2.0", "Google", _NOTO, "noto-v1", sample=True),
-    "twemoji": Style(
-        "1.2.5",
-        "CC-BY-4.0",
-        "Twitter, Inc. and other contributors",
-        "https://github.com/jdecked/twemoji",
-        "twemoji",
-        sample=True,
-    ),
-    "openmoji": Style(
-        "1.2.29",
-        "CC-BY-SA-4.0",
-        "OpenMoji",
-        "https://github.com/hfg-gmuend/openmoji",
-        "openmoji",
-        seen=False,
-    ),
-    "fluent-emoji": Style("1.2.7", "MIT", "Microsoft", _FLUENT, "fluent", sample=True),
-    "fluent-emoji-flat": Style("1.2.6", "MIT", "Microsoft", _FLUENT, "fluent"),
-    "fluent-emoji-high-contrast": Style(
-        "1.2.6", "MIT", "Microsoft", _FLUENT, "fluent", sample=True
-    ),
-    "emojione": Style("1.2.3", "CC-BY-4.0", "EmojiTwo", _TWO, "emojione", seen=False),
-    "emojione-v1": Style("1.2.3", "CC-BY-SA-4.0", "Emoji One", _LEGACY, "emojione-v1", seen=False),
-    "emojione-monotone": Style("1.2.1", "CC-BY-4.0", "EmojiTwo", _TWO, "emojione", seen=False),
-    "fxemoji": Style(
-        "1.2.2",
-        "Apache-2.0",
-        "Mozilla",
-        "https://github.com/mozilla/fxemoji",
-        "fxemoji",
-        seen=False,
-    ),
-}
-"""Styles in the order of the file. What is not a `sample` stays a download."""
+_TABLE = Path(__file__).with_name("emoji_styles.toml").read_text(encoding="utf-8")
+STYLES = {name: Style(**fields) for name, fields in tomllib.loads(_TABLE).items()}
+"""Styles in the order of the file."""
 
 
 class Concept(NamedTuple):

@@ -32,8 +32,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fedprompt as fp
-from build_samples.build import new_model, save
-from build_samples.build_clip import encode_text
+from build_samples.build import new_model, save, take_steps
 from build_samples.emoji import SIDE, STYLES, Emoji, load
 from build_samples.emoji_division import PRETRAINING, SPLITS, division
 from fedprompt._trees import texts_of
@@ -46,14 +45,7 @@ LENGTH = 24  # ids of a text
 SMALL = 32  # pixels of the small network
 INK = 0.03  # a patch that is darker than this belongs to the emoji
 FORMS = ("an emoji of {}.", "{}.", "a picture of {}.", "a drawing of {}.", "an icon of {}.")
-LOOKS = {
-    "noto": "shaded",
-    "noto-v1": "old",
-    "twemoji": "flat",
-    "fluent-emoji": "glossy",
-    "fluent-emoji-flat": "flat",
-    "fluent-emoji-high-contrast": "black and white",
-}
+LOOKS = {name: style.look for name, style in STYLES.items() if style.seen}
 """A word for each style that is seen, for one caption in four."""
 
 
@@ -71,6 +63,10 @@ class Sizes(NamedTuple):
         sizes = {"width": self.width, "heads": 4, "layers": self.layers}
         return {"context_length": LENGTH, "vocab_size": vocabulary, **sizes}
 
+    def architecture(self, vocabulary: int, **vision: Any) -> dict[str, Any]:
+        """Return the configuration of open_clip."""
+        return {"embed_dim": self.dim, **vision, "text_cfg": self.text(vocabulary)}
+
 
 LARGE = Sizes(dim=128, width=128, layers=3, merges=2900, steps=1100)
 TINY = Sizes(dim=96, width=96, layers=2, merges=1400, steps=500)
@@ -86,8 +82,7 @@ class Encoded(NamedTuple):
 
     def foreground(self) -> Tensor:
         """Return the mean of the patches that show the emoji."""
-        share = self.ink.float() / self.ink.sum(1, keepdim=True).clamp(min=1)
-        means = zip(share.split(512), self.tokens[:, 1:].split(512), strict=True)
+        means = zip(shares(self.ink).split(512), self.tokens[:, 1:].split(512), strict=True)
         return torch.cat(
             [torch.einsum("bp,bpd->bd", weight, some.float()) for weight, some in means]
         )
@@ -178,11 +173,7 @@ def dino(sizes: Sizes, vocabulary: int, weights: Path, seed: int = 0) -> open_cl
         "timm_proj_bias": True,
         "image_size": SIDE,
     }
-    architecture = {
-        "embed_dim": sizes.dim,
-        "vision_cfg": vision,
-        "text_cfg": sizes.text(vocabulary),
-    }
+    architecture = sizes.architecture(vocabulary, vision_cfg=vision)
     model = new_model(open_clip.model.CLIP, architecture, seed).eval()
     trunk = model.visual.trunk
     trunk.set_input_size(img_size=SIDE)  # open_clip leaves 518
@@ -221,6 +212,11 @@ def encode(trunk: nn.Module, images: np.ndarray) -> Encoded:
 def inked(pixels: Float[Tensor, "batch 3 side side"], patch: int) -> Bool[Tensor, "batch patches"]:
     """Return the patches that are not white."""
     return F.avg_pool2d((1 - pixels).mean(1, keepdim=True), patch).flatten(1) > INK
+
+
+def shares(ink: Bool[Tensor, "batch patches"]) -> Float[Tensor, "batch patches"]:
+    """Return equal weights of the patches that show the emoji."""
+    return ink.float() / ink.sum(1, keepdim=True).clamp(min=1)
 
 
 def two_sided(logits: Tensor, fits: Tensor) -> Tensor:
@@ -297,21 +293,18 @@ def train_text(
     """Train the text tower and the projection of the images in place."""
     pairs, project = Pairs(world, seed), model.visual.head.proj
     nn.init.normal_(project.weight, std=0.05, generator=pairs.noise)
-    optimizer, schedule = _optimizer(model, project, steps)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for step in range(steps):
+
+    def loss(step: int) -> Tensor:
         features, captions, fits = pairs.batch()
         image = F.normalize(features @ project.weight.T, dim=-1)
         text = F.normalize(_text(model, tokenize, captions), dim=-1)
         scale = model.logit_scale.exp().clamp(max=100)
-        loss = two_sided(scale * image @ text.T, fits)
-        if dictionary and step % 2 == 0:
-            loss = loss + 0.5 * dictionary_loss(model, tokenize, pairs.texts, pairs.draw)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        matched = two_sided(scale * image @ text.T, fits)
+        if not dictionary or step % 2:
+            return matched
+        return matched + 0.5 * dictionary_loss(model, tokenize, pairs.texts, pairs.draw)
+
+    take_steps(_groups(model, project), loss, steps, learning_rate=1e-3, warm_up=0.3)
     with torch.no_grad():
         project.bias.copy_(-project.weight @ pairs.mean)
 
@@ -328,25 +321,25 @@ def dictionary_loss(
 
 
 def _text(model: open_clip.model.CLIP, tokenize: WordPieces, texts: list[str]) -> Tensor:
+    """Encode texts in their length, in less time than `model.encode_text` in the full length."""
     tokens = tokenize(texts, LENGTH)
-    return encode_text(model, tokens[:, : int((tokens != 0).sum(1).max())])
+    tokens = tokens[:, : (length := int((tokens != 0).sum(1).max()))]
+    embedded = model.token_embedding(tokens) + model.positional_embedding[:length]
+    mask = model.attn_mask[:length, :length]
+    hidden = model.ln_final(model.transformer(embedded, attn_mask=mask))
+    return hidden[torch.arange(len(tokens)), tokens.argmax(1)] @ model.text_projection
 
 
-def _optimizer(
-    model: open_clip.model.CLIP, project: nn.Linear, steps: int, rate: float = 1e-3
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+def _groups(model: open_clip.model.CLIP, project: nn.Linear) -> list[dict[str, Any]]:
     """Decay the projection most, word embeddings least, and the scale not at all."""
     text = {name: p for name, p in model.named_parameters() if not name.startswith("visual.")}
     scale, words = text.pop("logit_scale"), text.pop("token_embedding.weight")
-    groups = [
+    return [
         {"params": list(text.values()), "weight_decay": 0.05},
         {"params": [words], "weight_decay": 0.02},
         {"params": [scale], "weight_decay": 0.0},
         {"params": [project.weight], "weight_decay": 0.1},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=rate)
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-    return optimizer, cycle
 
 
 def shrunk(images: np.ndarray) -> Float[Tensor, "images 3 32 32"]:
@@ -416,34 +409,26 @@ def distill(
 ) -> None:
     """Train a small image tower in place: its pooled token and its patches follow the teacher's."""
     draw = torch.Generator().manual_seed(seed)
-    parameters = list(model.visual.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1.5e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 1.5e-3, total_steps=steps, pct_start=0.1
-    )
-    for _ in range(steps):
+
+    def loss(step: int) -> Tensor:
         batch = torch.randint(len(images), (BATCH,), generator=draw)
         pixels, affine = changed(images[batch], draw)
         pooled, patches = (F.normalize(x, dim=-1) for x in fp.image_tokens(model, pixels - 0.5))
-        ink = inked(pixels, 4).float()
-        share = ink / ink.sum(1, keepdim=True).clamp(min=1)
+        share = shares(inked(pixels, 4))
         shown = F.normalize(torch.einsum("bp,bpd->bd", share, patches), dim=-1)
         fits = (concepts[batch][:, None] == concepts[batch]).float()
         fits = fits / fits.sum(1, keepdim=True)
-        loss = torch.zeros(())
+        found = torch.zeros(())
         for feature in (pooled, shown):
-            loss = loss + F.cross_entropy(20 * feature @ goal.names[batch].T, fits)
-            loss = loss + F.cross_entropy(20 * feature @ goal.images[batch].T, fits)
-        loss = loss + 5 * (1 - (pooled * goal.images[batch]).sum(1)).mean()
+            found = found + F.cross_entropy(20 * feature @ goal.names[batch].T, fits)
+            found = found + F.cross_entropy(20 * feature @ goal.images[batch].T, fits)
+        found = found + 5 * (1 - (pooled * goal.images[batch]).sum(1)).mean()
         grid = F.affine_grid(affine, [BATCH, 1, 8, 8], align_corners=False)
         moved = F.grid_sample(goal.patches[batch], grid, padding_mode="border", align_corners=False)
         same = F.cosine_similarity(patches, moved.flatten(2).mT, dim=-1)
-        loss = loss + 2 * (share * (1 - same)).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        return found + 2 * (share * (1 - same)).sum(1).mean()
+
+    take_steps([*model.visual.parameters()], loss, steps, learning_rate=1.5e-3, warm_up=0.1)
 
 
 @torch.no_grad()
@@ -495,17 +480,10 @@ def build_small(
 ) -> tuple[open_clip.model.CLIP, dict[str, Any], tuple[str, ...], dict[str, float]]:
     """Train a text tower of the small size on DINOv2, and distill the small image tower."""
     teacher, tokenize, merges, _ = build_large(world, weights, sizes=TINY)
-    architecture = {
-        "embed_dim": TINY.dim,
-        "vision_cfg": TINY_VISION,
-        "text_cfg": TINY.text(tokenize.size),
-    }
+    architecture = TINY.architecture(tokenize.size, vision_cfg=TINY_VISION)
     model = new_model(open_clip.model.CLIP, architecture, 0).eval()
-    text = {
-        name: value
-        for name, value in teacher.state_dict().items()
-        if not name.startswith("visual.")
-    }
+    state = teacher.state_dict()
+    text = {name: state[name] for name in state if not name.startswith("visual.")}
     model.load_state_dict(text, strict=False)
     images, where = shrunk(world.emoji.images), world.images(held=False, seen=True)
     concepts = torch.tensor(world.emoji.concept[where])
@@ -514,10 +492,9 @@ def build_small(
     with torch.no_grad():
         for batch in images.split(256):
             whole, patches = fp.image_tokens(model, batch - 0.5)
-            ink = inked(batch, 4).float()
-            share = ink / ink.sum(1, keepdim=True).clamp(min=1)
             pooled.append(whole)
-            shown.append(torch.einsum("bp,bpd->bd", share, F.normalize(patches, dim=-1)))
+            weights = shares(inked(batch, 4))
+            shown.append(torch.einsum("bp,bpd->bd", weights, F.normalize(patches, dim=-1)))
     found = figures(model, tokenize, torch.cat(pooled), torch.cat(shown), world)
     return model, architecture, merges, found
 
@@ -550,11 +527,9 @@ def run(world: World, split: int, network: str, arguments: argparse.Namespace) -
     if network == "small":
         model, architecture, merges, found = build_small(world, arguments.weights)
     else:
-        dictionary = network == "large"
-        model, tokenize, merges, found = build_large(
-            world, arguments.weights, dictionary=dictionary
-        )
-        architecture = {"embed_dim": LARGE.dim, "text_cfg": LARGE.text(tokenize.size)}
+        built = build_large(world, arguments.weights, dictionary=network == "large")
+        model, tokenize, merges, found = built
+        architecture = LARGE.architecture(tokenize.size)
         model.visual.trunk = nn.Identity()  # the weights of DINOv2 are not written
     line = {"split": split, "network": network, **{k: round(v, 1) for k, v in found.items()}}
     print(json.dumps({**line, "CPU s": round(time.process_time() - start)}), flush=True)

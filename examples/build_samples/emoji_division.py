@@ -211,22 +211,11 @@ def main() -> None:
         counts = np.stack(
             [np.bincount(part[label == k], minlength=3) for k in range(len(found.classes))]
         )
-        print(
-            "split",
-            split,
-            "concepts of parts",
-            np.bincount(part),
-            "a class, at least",
-            counts.min(0),
-        )
+        least = counts.min(0)
+        print(f"split {split}: {np.bincount(part)} concepts of parts, at least {least} of a class")
     shared = leaks(emoji, found)
-    print(
-        len(STYLES),
-        "styles,",
-        len(emoji.images),
-        "images; drawings in two parts:",
-        shared or "none",
-    )
+    print(f"{len(STYLES)} styles, {len(emoji.images)} images")
+    print(f"drawings in two parts: {shared or 'none'}")
     sys.exit(bool(shared))
 
 

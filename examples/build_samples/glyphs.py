@@ -3,8 +3,6 @@
 They are reduced to 8 x 8 pixels in the same way as scikit-learn's digits.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -46,26 +44,20 @@ def render(
 
 
 def augment(
-    images: Float[Tensor, "batch 1 height width"],
-    generator: torch.Generator,
-    *,
-    place: Callable[[Tensor], Tensor] = lambda images: images,
-) -> Float[Tensor, "batch 1 side side"]:
+    images: Float[Tensor, "batch 1 height width"], generator: torch.Generator
+) -> Float[Tensor, "batch 1 height width"]:
     """Augment images for pretraining: warp them, change their contrast and add noise.
 
     Args:
         images: Glyphs from `render`.
         generator: Generator on the device of `images`.
-        place: Function that puts the warped glyphs on canvases before noise is added.
     """
     warped = warp(images, generator, rotation=0.12, scale=0.1, shear=0.12, shift=0.06, elastic=0.06)
     contrast, noise = torch.rand(
         2, len(images), 1, 1, 1, generator=generator, device=images.device
     ).unbind()
-    placed = place((warped * (0.7 + 0.8 * contrast)).clamp(0, 1))
-    return placed + 0.1 * noise * torch.randn(
-        placed.shape, generator=generator, device=images.device
-    )
+    drawn = torch.randn(warped.shape, generator=generator, device=images.device)
+    return (warped * (0.7 + 0.8 * contrast)).clamp(0, 1) + 0.1 * noise * drawn
 
 
 def _drawn(name: str, fonts: list[Font], generator: np.random.Generator) -> Image.Image:

@@ -22,8 +22,8 @@ from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods import VitSetting
 from tasks import digits
-from tasks.core import Machine, Task, content, explained, guides
-from tasks.epochs import EpochFederation, NetworkSetting
+from tasks.core import Machine, Task, content, explained, guides, trial
+from tasks.epochs import NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
 CLASSES = len(digits_clip.CLASS_NAMES)
@@ -50,15 +50,6 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
             images, truth = digits.changed(images, [getattr(samples, name) for name in domains])
         found.append(Images(images, labels, truth))
     return found
-
-
-def trial(
-    build: Any, train: Images, test: Images, shards: Sequence[Any], *, seed: int, **budget: Any
-) -> Trial:
-    """Make a trial of clients that all take part; `build` makes the setting."""
-    fields = {"num_classes": CLASSES, "seed": seed, "public": train.pixels[:0]} | budget
-    setting = build(clients=range(len(shards)), **fields)
-    return Trial.of(setting, train, test, shards, federation=EpochFederation)
 
 
 VIT = {

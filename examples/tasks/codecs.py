@@ -1,6 +1,6 @@
 """Fewer bytes: FedAvg of deep prompts and a head, whose changes go through a codec."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,69 +9,56 @@ import numpy as np
 import fedprompt as fp
 from fedprompt.compare.rows import Row, plain_method
 from fedprompt.compare.trials import Trial
-from fedprompt.interfaces import Codec, Message, Payload, State
+from fedprompt.interfaces import Codec, Message, Payload
 from fedprompt.methods import VitSetting
 from tasks import digits
-from tasks.ablations import VIT, sides, trial
-from tasks.core import Machine, Task
+from tasks.ablations import VIT, sides
+from tasks.core import Machine, task, trial
 
 
-class Forgetful(NamedTuple):
-    """Codec that starts each round with an empty memory, so there is no error feedback.
+class OfChanges(NamedTuple):
+    """Codec of the changes since the broadcast, to which the server adds the broadcast again.
 
     Attributes:
-        codec: Codec with a memory.
+        codec: Codec, or None for changes as they are.
+        memory: Whether what is left out is in the next message (error feedback).
     """
 
-    codec: Codec
+    codec: Codec | None
+    memory: bool = True
+    needs_changes = True
 
     def init(self, payload: Payload, /) -> Mapping[str, Any]:
         """Make the state, which is empty."""
         return {}
 
     def encode(self, payload: Payload, state: Mapping[str, Any], /) -> Any:
-        """Encode a payload, and forget what is left out."""
-        return self.codec.encode(payload, self.codec.init(payload))[0], {}
+        """Encode a payload."""
+        if self.codec is None:
+            return payload, {}
+        message, left_out = self.codec.encode(payload, state or self.codec.init(payload))
+        return message, left_out if self.memory else {}
 
     def decode(self, message: Message, /, *, like: Payload) -> Any:
         """Decode a message."""
-        return self.codec.decode(message, like=like)
+        return message if self.codec is None else self.codec.decode(message, like=like)
 
 
-CODECS: dict[str, Callable[[], Codec] | None] = {
-    "float32": None,
-    "float16": fp.codecs.float16,
-    "int8": fp.codecs.int8,
-    "top 10 %": lambda: Forgetful(fp.codecs.top_k(fraction=0.1)),
-    "top 10 %, error feedback": partial(fp.codecs.top_k, fraction=0.1),
-    "top 1 %": lambda: Forgetful(fp.codecs.top_k(fraction=0.01)),
-    "top 1 %, error feedback": partial(fp.codecs.top_k, fraction=0.01),
+CODECS = {
+    "float32": OfChanges(None),
+    "float16": OfChanges(fp.codecs.float16()),
+    "int8": OfChanges(fp.codecs.int8()),
+    "top 10 %": OfChanges(fp.codecs.top_k(fraction=0.1), memory=False),
+    "top 10 %, error feedback": OfChanges(fp.codecs.top_k(fraction=0.1)),
+    "top 1 %": OfChanges(fp.codecs.top_k(fraction=0.01), memory=False),
+    "top 1 %, error feedback": OfChanges(fp.codecs.top_k(fraction=0.01)),
 }
 ROWS = [Row(title, "fedvpt_d", {"learning_rate": 0.01}) for title in CODECS]
 
 
-def as_changes(method: fp.Method) -> fp.Method:
-    """Let clients send changes since the broadcast, to which the server adds the broadcast."""
-
-    def client(data: Any, answer: Message, state: State) -> Any:
-        payload, state = method.client(data, answer, state)
-        return fp.delta(payload, answer), state
-
-    def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
-        def whole(payload: Message) -> Message:
-            values = {name: state["values"][name] + payload[name].value for name in payload}
-            return {name: payload[name]._replace(value=values[name]) for name in payload}
-
-        payloads = {client: whole(payload) for client, payload in payloads.items()}
-        return method.server.step(server_round, payloads, state)
-
-    return method._replace(client=client, server=method.server._replace(step=step))
-
-
 def method(row: Row, trial: Trial) -> fp.Method:
-    """Make FedAvg of changes, with the codec of a row."""
-    changes, make = as_changes(plain_method(row, trial)), CODECS[row.title]
-    return changes if make is None else fp.rounds.coded(changes, make())
+    """Make FedAvg with the codec of a row."""
+    return fp.rounds.coded(plain_method(row, trial), CODECS[row.title])
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
@@ -85,15 +72,4 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
 
 
-TASKS = {
-    "codecs": Task(
-        title="FedAvg through codecs",
-        partitions={"dirichlet": "label shift (Dirichlet .3)"},
-        hours=lambda partition, row: 20 / 3600,
-        rows=lambda partition: ROWS,
-        make=make,
-        method=method,
-        references={"float32": ["float32"]},
-        compared=("full",),
-    )
-}
+TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}

@@ -10,8 +10,10 @@ import fedprompt as fp
 from fedprompt.compare import trials
 from fedprompt.compare.problems import Causes, Problem, Record
 from fedprompt.compare.rows import FURTHER, Row
-from fedprompt.compare.trials import Trial
+from fedprompt.compare.trials import Images, Trial
+from fedprompt.methods import Setting
 from tasks.controls import CONTROLS
+from tasks.epochs import EpochFederation
 
 FOLDER = Path(__file__).parent / "settings"
 FURTHER.update(CONTROLS)
@@ -50,6 +52,34 @@ def explained(partition: str, row: Row) -> Causes | None:
     return guides if row.method in ("fedl2g_l", "fedl2g_f") else None
 
 
+def trial(
+    build: Callable[..., Setting],
+    train: Images,
+    test: Images,
+    shards: Sequence[Any],
+    *,
+    newcomers: int = 0,
+    domain_names: Sequence[str] = ("",),
+    **fields: Any,
+) -> Trial:
+    """Make the trial of clients, the last of which never train.
+
+    Args:
+        build: Function that makes the setting.
+        train: Training images.
+        test: Test images.
+        shards: Positions of the training images of each client.
+        newcomers: Number of clients that never train.
+        domain_names: Names of the domains.
+        fields: Further fields of the setting; without `num_classes`, there are ten classes.
+    """
+    first = len(shards) - newcomers
+    same = {"clients": range(first), "num_classes": 10, "public": train.pixels[:0]}
+    setting = build(**{**same, **fields})
+    new = range(first, len(shards))
+    return Trial.of(setting, train, test, shards, new, domain_names, EpochFederation)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task(Problem):
     """Problem of our pages.
@@ -68,3 +98,12 @@ class Task(Problem):
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
     advice: Callable[[Sequence[Record], str], str] | None = None
+
+
+def task(name: str, **functions: Any) -> Task:
+    """Make a task of ``settings/tasks.toml`` with its functions."""
+    known = content("tasks")
+    fields = known.get(known[name].pop("like", ""), {}) | known[name]
+    seconds, family = fields.pop("seconds"), fields.pop("family", "one model")
+    same = {"family": lambda partition: family, "hours": lambda partition, row: seconds / 3600}
+    return Task(**same, **fields, **functions)

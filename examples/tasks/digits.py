@@ -18,31 +18,23 @@ from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.compare.pretrained import tokens_of
-from fedprompt.compare.problems import COLUMNS, NEWCOMERS
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import METHODS, ClipSetting, Setting
 from tasks.controls import CONTROLS
-from tasks.core import Machine, Task
+from tasks.core import Machine, Task, task, trial
 from tasks.heads import HeadSetting
 from tasks.tuning import draws, two_rates
 
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
 ALPHA = 0.3
-SECONDS = {"one model": 14, "mixed models": 18, "CLIP": 6}
-"""Seconds of a run."""
 RATE = {"learning_rate": 0.01}
 FIXED = {
     "mixed models": [Row("Local training, rate 0.01", "local", {**RATE, HEAD_RATE: 0.01})],
     "CLIP": [Row("FedCLIP's adapter (local), rate 0.01", "adapter_alone", RATE)],
 }
 """Rows that are not tuned, with the rate of methods that they are compared with."""
-PARTITIONS = {
-    "dirichlet": "label shift (Dirichlet .3)",
-    "domains": "feature shift (one domain for each client)",
-    "few": "50 images each, IID",
-}
 
 
 def vits(sizes: str, **common: Any) -> HeadSetting:
@@ -54,13 +46,9 @@ def vits(sizes: str, **common: Any) -> HeadSetting:
 
 def clip(**common: Any) -> ClipSetting:
     """Make a setting of one frozen CLIP, whose image tokens are computed once."""
-    model = digits_clip.clip()
     return ClipSetting(
-        clip=model,
-        tower=fp.TextTower(model, digits_clip.tokenize),
+        tower=fp.TextTower(digits_clip.clip(), digits_clip.tokenize),
         class_names=digits_clip.CLASS_NAMES,
-        scale=model.logit_scale.exp().item(),
-        template=digits_clip.TEMPLATES[""][0],
         **{**common, "make_optimizer": torch.optim.Adam},
     )
 
@@ -72,14 +60,11 @@ def make(
     shifted = partition == "domains"
     train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
     owned = shards(train, partition, np.random.default_rng(seed))
-    first = NUM_CLIENTS - NUM_NEWCOMERS
-    budget = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
-    optimizer = partial(torch.optim.AdamW, weight_decay=1e-3)
-    head = {name: value for name, value in row.values.items() if name == HEAD_RATE}
-    common = {"clients": range(first), "num_classes": 10, "seed": seed, "public": public}
-    setting = build(make_optimizer=optimizer, **common, **budget, **head)
-    trial = Trial.of(setting, train, test, owned, range(first, NUM_CLIENTS))
-    return trial.shrunk(machine.shrink)
+    fields = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
+    fields |= {name: value for name, value in row.values.items() if name == HEAD_RATE}
+    fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
+    fields |= {"seed": seed, "public": public, "newcomers": NUM_NEWCOMERS}
+    return trial(build, train, test, owned, **fields).shrunk(machine.shrink)
 
 
 def shards(train: Images, partition: str, rng: np.random.Generator) -> list[np.ndarray]:
@@ -156,42 +141,30 @@ def changed(images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> tu
 @torch.no_grad()
 def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
     """Return the image tokens of CLIP with the pooled one first, or its preprocessed images."""
-    images = digits_clip.preprocess(canvases)
+    images = samples.preprocess(canvases)
     if inputs == "images":
         return images
     return torch.cat([tokens_of(digits_clip.clip(), batch) for batch in images.split(256)])
 
 
-def task(title: str, family: str, build: Callable[..., Setting], **references: str) -> Task:
-    """Make a task with all methods of a family; references are names, separated by spaces."""
+def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
+    """Make the task of all methods of a family."""
 
     def rows(partition: str) -> list[Row]:
         methods = METHODS | CONTROLS
         found = [Row.of(name) for name in methods if family in methods[name].families]
         return [*(found if family == "CLIP" else map(two_rates, found)), *fixed]
 
+    def trials(partition: str, row: Row) -> list[dict[str, Any]]:
+        return [dict(row.values)] if row in fixed else draws(row, made.title)
+
     fixed = FIXED.get(family, [])
-    return Task(
-        title=title,
-        partitions=PARTITIONS,
-        hours=lambda partition, row: SECONDS[family] / 3600,
-        family=lambda partition: family,
-        rows=rows,
-        make=partial(make, build),
-        trials=lambda partition, row: [dict(row.values)] if row in fixed else draws(row, title),
-        tuned_on="dirichlet",
-        columns=COLUMNS | NEWCOMERS,
-        bound=0.01 if family == "one model" else 0.03,
-        references={
-            word: [Row.of(name).title for name in names.split()]
-            for word, names in references.items()
-        },
-    )
+    made = task(name, rows=rows, make=partial(make, build), trials=trials)
+    return made
 
 
-LOCAL = "local local_twice local_thrice"  # a row is compared with the one of as many passes
 TASKS = {
-    "digits": task("digits", "one model", partial(vits, "S"), local=LOCAL, FedAvg="fedvpt_d"),
-    "networks": task("heterogeneous-digits", "mixed models", partial(vits, "SBL"), local=LOCAL),
-    "clip": task("clip-digits", "CLIP", clip, local="coop coop_twice", FedAvg="promptfl"),
+    "digits": task_of("digits", "one model", partial(vits, "S")),
+    "networks": task_of("networks", "mixed models", partial(vits, "SBL")),
+    "clip": task_of("clip", "CLIP", clip),
 }

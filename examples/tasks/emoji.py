@@ -6,7 +6,7 @@ trains; or the emoji are small, among fragments of others. Test emoji show other
 training emoji.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,11 @@ from build_samples.canvas import on_canvases
 from fedprompt import samples
 from fedprompt.compare import experiments
 from fedprompt.compare.pretrained import tokens_of
-from fedprompt.compare.problems import NEWCOMERS
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
 from fedprompt.methods import METHODS, ClipSetting
 from tasks.controls import CONTROLS
-from tasks.core import Machine, Task
+from tasks.core import Machine, task, trial
 from tasks.digits import in_turn
 from tasks.tuning import draws
 
@@ -35,16 +34,6 @@ FAMILIES = {
     "fluent": ("fluent-emoji", "fluent-emoji-high-contrast"),
 }
 """Styles that are renderings of the same drawings are left out together."""
-PARTITIONS = {
-    "styles": "feature shift (one style for each client)",
-    "dirichlet": "label shift (Dirichlet .3)",
-    "pairs": "two classes a client",
-    **{f"without-{name}": f"no training on {name}" for name in FAMILIES},
-    "16-shots": "one style for each client, 16 images of a class in all",
-    "4-shots": "one style for each client, 4 images of a class in all",
-    "base-to-new": "one style for each client, half of the classes",
-    "clutter": "two classes a client, small among fragments",
-}
 SMALL = {"smallest": 14.0, "largest": 22.0}
 """Sides of emoji among fragments, in pixels of 32."""
 OF_CLASSES = "fedapt", "promptfl_csc", "coop_csc", "linear_head", "linear_alone"
@@ -131,21 +120,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     styles = [samples.STYLES[k % len(samples.STYLES)] for k in range(len(owned))]
     # Clients that never train have the highest ids.
     ids = sorted(range(len(owned)), key=lambda k: styles[k] in left)
-    first = sum(styles[k] not in left for k in ids)
-    setting = ClipSetting(
-        tower=fp.TextTower(samples.clip(), samples.tokenize),
-        class_names=names,
-        template=samples.TEMPLATES[""][0],
-        clients=range(first),
-        seed=seed,
-        rounds=5 if validate else 10,
-        steps=8,
-        make_optimizer=torch.optim.Adam,
-    )
-    trial = Trial.of(
-        setting, train, test, [owned[k] for k in ids], range(first, len(ids)), samples.STYLES
-    )
-    return trial._replace(further=further).shrunk(machine.shrink)
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    build = partial(ClipSetting, tower=tower, template=samples.TEMPLATES[""][0])
+    fields = {"rounds": 5 if validate else 10, "steps": 8, "make_optimizer": torch.optim.Adam}
+    fields |= {"class_names": names, "num_classes": len(names), "domain_names": samples.STYLES}
+    fields |= {"seed": seed, "newcomers": sum(styles[k] in left for k in ids)}
+    made = trial(build, train, test, [owned[k] for k in ids], **fields)
+    return made._replace(further=further).shrunk(machine.shrink)
 
 
 def rows(partition: str) -> list[Row]:
@@ -156,29 +137,6 @@ def rows(partition: str) -> list[Row]:
     ]
 
 
-MEASURES = {
-    "own": "own mix",
-    "worst": "worst client",
-    "balanced": "all classes, balanced",
-    "new": "new classes",
-    "h": "H",
-} | NEWCOMERS
 TASKS = {
-    "emoji": Task(
-        title="emoji",
-        partitions=PARTITIONS,
-        hours=lambda partition, row: 20 / 3600,
-        family=lambda partition: "CLIP",
-        rows=rows,
-        make=make,
-        trials=lambda partition, row: draws(row, "emoji"),
-        tuned_on="styles",
-        columns=MEASURES,
-        compared=("own", "balanced"),
-        bound=0.03,
-        references={
-            word: [Row.of(name).title for name in names]
-            for word, names in {"local": ("coop", "coop_twice"), "FedAvg": ("promptfl",)}.items()
-        },
-    )
+    "emoji": task("emoji", rows=rows, make=make, trials=lambda partition, row: draws(row, "emoji"))
 }

@@ -11,16 +11,12 @@ from functools import cache
 from typing import Any, Literal
 
 from fedprompt.compare.rows import Row
-from fedprompt.methods import METHODS
 from tasks.core import content
-from tasks.sets.folders import DOMAINNET, OFFICE
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
-KINDS = ("iid", "dirichlet", "overlapping", "classes", "domains")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 LENGTH = 16  # learnable tokens of a context
-MEASURES = ("full", "own", "worst", "pooled", "lowest", "highest", "clusters")
 
 
 @dataclass(frozen=True)
@@ -146,49 +142,30 @@ def settings(paper: str) -> dict[str, Setting]:
 
 
 def read(content: Mapping[str, Any]) -> list[Setting]:
-    """Make the settings of a file.
-
-    Raises:
-        ValueError: If a name is not known, a table has another number of cells than columns, or a
-            method does not have a hyperparameter or the family of its setting. The text begins with
-            the table or the setting.
-    """
-    rest = dict(content)
-    file = {name: rest.pop(name, {}) for name in ("choices", "backbones", "common", "methods")}
-    paper, made = rest.pop("paper"), []
-    for table in rest.pop("tables"):
-        fields = dict(table)
-        rows = {title: cells.split() for title, cells in fields.pop("rows").items()}
-        listed, changes = fields.pop("settings"), fields.pop("changes", {})
-        fields["source"] = f"{paper}, {fields.pop('table')}"
-        start, merged = 0, [file["common"] | fields | setting for setting in listed]
-        total = sum(len(values["measures"]) for values in merged)
-        if wrong := [title for title, cells in rows.items() if len(cells) != total]:
-            raise ValueError(f"{fields['source']}: rows must have {total} cells; not so {wrong}.")
-        for setting, values in zip(listed, merged, strict=True):
-            measures = values.pop("measures")
-            values["choices"] = _chosen(file["choices"], file["common"], fields, setting)
-            part = {title: cells[start : start + len(measures)] for title, cells in rows.items()}
+    """Make the settings of a file. The tests check the names in it, and the numbers of cells."""
+    sentences, groups, made = content["choices"], content.get("backbones", {}), []
+    for table in content["tables"]:
+        start = 0
+        for setting in table["settings"]:
+            levels = content["common"], table, setting
+            values = {name: value for level in levels for name, value in level.items()}
+            measures, added = values.pop("measures"), values.pop("values", {})
+            changes = table.get("changes", {}) | setting.get("changes", {})
+            listed, rows = values.pop("rows"), []
+            for title, text in listed.items():
+                cells = text.split()[start : start + len(measures)]
+                if {*cells} != {"-"}:
+                    own = content["methods"].get(title, {}) | added.get(title, {})
+                    change = _named(changes.get(title, {}), groups)
+                    rows.append(_row(title, dict(zip(measures, cells, strict=True)), own, change))
             start += len(measures)
-            changed = {title: changes.get(title, {}) for title in rows} | values.pop("changes", {})
-            added = values.pop("values", {})
-            values["rows"] = tuple(
-                _row(title, cells, measures, file, added.get(title, {}), changed[title])
-                for title, cells in part.items()
-                if set(cells) != {"-"}
-            )
-            made.append(_setting(_named(values, file["backbones"])))
-    if rest:
-        raise ValueError(f"{paper}: a file must have no {sorted(rest)}.")
+            chosen = {key for level in levels for key in level.get("choices", ())}
+            values["choices"] = tuple(map(sentences.get, sorted(chosen, key=[*sentences].index)))
+            values |= {"source": f"{content['paper']}, {table['table']}", "rows": tuple(rows)}
+            values["partition"] = Partition(**values["partition"])
+            kept = values.keys() - {"table", "settings", "changes"}
+            made.append(Setting(**_named({name: values[name] for name in kept}, groups)))
     return made
-
-
-def _chosen(sentences: Mapping[str, str], *levels: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the sentences of all levels, in the order of the file."""
-    wanted = {key for level in levels for key in level.get("choices", ())}
-    if unknown := sorted(wanted - sentences.keys()):
-        raise ValueError(f"`choices` must be among those of the file; got {unknown}.")
-    return tuple(text for key, text in sentences.items() if key in wanted)
 
 
 def _named(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -200,55 +177,16 @@ def _named(values: Mapping[str, Any], groups: Mapping[str, Sequence[str]]) -> di
 
 
 def _row(
-    title: str,
-    cells: Sequence[str],
-    measures: Sequence[str],
-    file: Mapping[str, Mapping[str, Any]],
-    added: Mapping[str, Any],
-    changes: Mapping[str, Any],
+    title: str, cells: Mapping[str, str], values: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> PaperRow:
     """Make a row; a cell is "75.27" or "75.27±0.05", "-" for no cell, or "?" for no figure."""
-    printed = {
-        name: cell.partition("±")
-        for name, cell in zip(measures, cells, strict=True)
-        if cell not in ("-", "?")
-    }
-    values = file["methods"].get(title, {}) | added
+    printed = {name: cell.partition("±") for name, cell in cells.items() if cell not in ("-", "?")}
+    values = dict(values)
     return PaperRow(
         title,
         values.pop("method", None),
         values,
-        _named(changes, file["backbones"]),
+        changes,
         {name: float(figure) for name, (figure, _, _) in printed.items()},
         {name: float(spread) for name, (_, _, spread) in printed.items() if spread},
     )
-
-
-def _setting(values: dict[str, Any]) -> Setting:
-    """Make a setting, and check it with all its rows."""
-    where = values.get("name", "a setting")
-    try:
-        made = Setting(**values | {"partition": Partition(**values.get("partition", {}))})
-        rows = [(row, made.of(row).family) for row in made.rows]
-    except TypeError as error:
-        raise ValueError(f"{where}: {error}") from error
-    if made.partition.kind not in KINDS:
-        raise ValueError(f"{where}: `kind` must be among {KINDS}; got {made.partition.kind!r}.")
-    if isinstance(alpha := made.partition.alpha, str) and alpha not in ("classes", "clients"):
-        rule = "be a number, 'classes' or 'clients'"
-        raise ValueError(f"{where}: `alpha` must {rule}; got {alpha!r}.")
-    for row, family in rows:
-        here = f"{where}, row {row.title!r}"
-        if unknown := sorted({*row.figures} - {*MEASURES, *OFFICE, *DOMAINNET}):
-            raise ValueError(f"{here}: `measures` must be known; got {unknown}.")
-        if row.method is None:
-            continue
-        if row.method not in METHODS:
-            raise ValueError(f"{here}: `method` must be one of the gallery; got {row.method!r}.")
-        if unknown := sorted(row.values.keys() - row.entry.defaults.keys()):
-            rule = f"be hyperparameters of {row.method}"
-            raise ValueError(f"{here}: `values` must {rule}; got {unknown}.")
-        if FAMILIES.get(family, family) not in row.entry.families:
-            rule = f"be a family of {row.method}"
-            raise ValueError(f"{here}: `family` must {rule}; got {family!r}.")
-    return made

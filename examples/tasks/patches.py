@@ -21,14 +21,12 @@ import photographs
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods.fedotp import two_contexts
-from tasks.ablations import trial
-from tasks.core import Machine, Task, content
+from tasks.core import Machine, content, task, trial
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
 NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
-SHOTS = {f"shots-{shots}": shots for shots in (2, 4, 8)}
 RATES, SCALES = (0.01, 0.003, 0.03, 0.1, 0.001), (30.0, 10.0, 100.0, 3.0, 300.0)
 
 
@@ -105,7 +103,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
     labels, draw = canvases()[1], np.random.default_rng(seed)
     found, classes = tokens(source_of(machine, DINO)), labels[train]
-    few = partial(fp.data.few_shot, shots=SHOTS[partition], generator=draw)
+    few = partial(fp.data.few_shot, shots=int(partition.removeprefix("shots-")), generator=draw)
     pairs = fp.data.pathological(classes, 10, classes_per_client=2, generator=draw)
     shards = [shard[few(classes[torch.as_tensor(shard)])] for shard in pairs]
     budget = {"rounds": 10, "steps": 0, "epochs": 5, "cohort_size": 10, "batch_size": 32}
@@ -131,17 +129,7 @@ def trials(partition: str, row: Row) -> list[dict[str, Any]]:
 
 
 TASKS = {
-    "patches": Task(
-        title="FedOTP on patches of DINOv2",
-        partitions={key: f"{shots} shots, two classes a client" for key, shots in SHOTS.items()},
-        family=lambda partition: "CLIP",
-        rows=lambda partition: [*ROWS, *EQUAL],
-        make=make,
-        trials=trials,
-        tuned_on="shots-4",
-        method=method,
-        references={"the mean": ["Mean of patches"], "local": ["Mean of patches (local)"]},
-        hours=lambda partition, row: 10 / 3600,
-        bound=0.03,
+    "patches": task(
+        "patches", rows=lambda partition: [*ROWS, *EQUAL], make=make, trials=trials, method=method
     )
 }

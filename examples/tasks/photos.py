@@ -21,15 +21,14 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from build_samples.build import new_model
-from fedprompt.compare.problems import NEWCOMERS
+from fedprompt.compare.problems import Causes
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import Machine, Task, content, explained
-from tasks.digits import LOCAL
+from tasks.core import Machine, Task, content, explained, task, trial
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
 from tasks.tuning import draws, two_rates
@@ -137,9 +136,12 @@ def make(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [trunk.adapted(as_inputs(public)) for trunk in trunks]
-    first = division.num_clients - division.num_newcomers
-    setting = PhotographSetting(
-        clients=range(first),
+    made = trial(
+        PhotographSetting,
+        train,
+        test,
+        shards,
+        newcomers=division.num_newcomers,
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,
         **{name: getattr(division, name) for name in ("steps", "batch_size", "cohort_size")},
@@ -151,8 +153,7 @@ def make(
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
     )
-    newcomers = range(first, division.num_clients)
-    return Trial.of(setting, train, test, shards, newcomers).shrunk(machine.shrink)
+    return made.shrunk(machine.shrink)
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
@@ -290,7 +291,7 @@ def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTr
         sizes = {"img_size": image_size, "patch_size": image_size // 2}
         sizes |= {"embed_dim": 16, "depth": 3, "num_heads": 2}
         return fp.vit_trunk(new_model(VisionTransformer, sizes, 0))
-    model = photographs.load_network(DINO, source, source is None, img_size=image_size)
+    model = photographs.load_network(DINO, source, img_size=image_size)
     return fp.vit_trunk(photographs.in_bfloat16(model))
 
 
@@ -301,7 +302,7 @@ def efficientnet(source: Path | str | None) -> nn.Module:
         tiny = new_model(small_network, {"width": 12}, 0)
         tiny.num_features = 48
         return fp.freeze(tiny)
-    return photographs.load_network(EFFICIENTNET, source, source is None)
+    return photographs.load_network(EFFICIENTNET, source)
 
 
 @cache
@@ -340,7 +341,7 @@ def started(row: Row) -> Row:
     return replace(row, values={**row.values, "learning_rate": rate})
 
 
-def task(name: str, title: str, *without: str) -> Task:
+def task_of(name: str, *without: str) -> Task:
     """Make the task of a data set, without some partitions."""
 
     def rows(partition: str) -> list[Row]:
@@ -356,32 +357,18 @@ def task(name: str, title: str, *without: str) -> Task:
         rates = RATES.get(str(row.method), RATES["prompts"])
         return draws(row, f"{name} {partition}", rates)
 
-    return Task(
-        title=title,
+    def causes(partition: str, row: Row) -> Causes | None:
+        return bytes_kept if partition.startswith("deep") else explained(partition, row)
+
+    return task(
+        name,
         partitions={key: DIVISIONS[key].title for key in DIVISIONS if key not in without},
-        hours=lambda partition, row: 40 / 3600,
         rows=rows,
         make=partial(make, name),
         trials=trials,
         last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
-        columns={
-            "full": "all test images",
-            "balanced": "balanced",
-            "macro_f1": "macro-F1",
-            "own": "own mix",
-            "worst": "worst client",
-            **NEWCOMERS,
-        },
-        references={"local": [Row.of(name).title for name in LOCAL.split()]},
-        causes=lambda partition, row: (
-            bytes_kept if partition.startswith("deep") else explained(partition, row)
-        ),
-        compared=("own", "balanced"),
-        bound=0.048,
+        causes=causes,
     )
 
 
-TASKS = {
-    "solar": task("solar", "Solar cells", "fedhpl", "sgpt"),
-    "mnist": task("mnist", "MNIST-5k"),
-}
+TASKS = {"solar": task_of("solar", "fedhpl", "sgpt"), "mnist": task_of("mnist")}

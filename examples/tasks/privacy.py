@@ -8,15 +8,15 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt import samples
-from fedprompt.compare.problems import COLUMNS, Causes
+from fedprompt.compare.problems import Causes
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Trial
 from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from tasks import digits
-from tasks.ablations import sides, trial
-from tasks.core import Machine, Task
+from tasks.ablations import sides
+from tasks.core import Machine, task, trial
 
 PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
@@ -83,16 +83,5 @@ def causes(partition: str, row: Row) -> Causes:
 
 
 TASKS = {
-    "privacy": Task(
-        title="DP-SGD",
-        partitions={"iid": "240 images a client, IID"},
-        hours=lambda partition, row: 20 / 3600,
-        rows=lambda partition: ROWS,
-        make=make,
-        method=method,
-        columns={"noise": "noise, % of the norm", **COLUMNS},
-        references={"no privacy": ["no privacy"]},
-        compared=("full",),
-        causes=causes,
-    )
+    "privacy": task("privacy", rows=lambda partition: ROWS, make=make, method=method, causes=causes)
 }

@@ -201,16 +201,9 @@ def _clip(
         as_floats(fp.precompute(encode, each.pixels, **how)) for each in (data.train, data.test)
     ]
     with torch.device(fields["device"]):
-        run = PaperClip(
-            clip=clip,
-            tower=fp.TextTower(clip, tokenizer),
-            class_names=data.class_names,
-            scale=clip.logit_scale.exp().item(),
-            template="a photo of a {}.",
-            length=papers.LENGTH,
-            prepare=prepare,
-            **fields,
-        )
+        tower = fp.TextTower(clip, tokenizer)
+        names = {"class_names": data.class_names, "length": papers.LENGTH, "prepare": prepare}
+        run = PaperClip(tower=tower, **names, **fields)
     return run, sides
 
 

@@ -4,11 +4,10 @@ from functools import partial
 from importlib.util import find_spec
 
 from fedprompt.compare.advice import advice
-from fedprompt.compare.problems import COLUMNS, NEWCOMERS
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError, Trial
 from tasks import digits
-from tasks.core import Machine, Task
+from tasks.core import Machine, task
 from tasks.tuning import draws, two_rates
 
 LOCAL = Row.of("local").title
@@ -32,16 +31,11 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 
 TASKS = {
-    "which-when": Task(
-        title="Which method when",
-        partitions={"example": "sample digits, one domain for each client"},
+    "which-when": task(
+        "which-when",
         rows=lambda partition: ROWS,
         make=make,
         trials=lambda partition, row: draws(row, "which", RATES.get(str(row.method))),
-        columns=COLUMNS | NEWCOMERS,
-        references={"local": [LOCAL]},
-        compared=("own", "full"),
         advice=partial(advice, references=[LOCAL], words="local training"),
-        hours=lambda partition, row: 15 / 3600,
     )
 }

@@ -1,4 +1,4 @@
-"""Image files as tensors: read when they are needed, or decoded once into a file that is mapped."""
+"""Image files as tensors, which are decoded once into a file that is mapped."""
 
 import hashlib
 import os
@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -108,49 +106,23 @@ def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-@dataclass(frozen=True)
-class ImageFiles:
-    """Image files as uint8 images, which are read when they are indexed.
-
-    Gray images with levels above 255 have the bit depth of the largest level in all files.
-
-    Args:
-        paths: Image files.
-        size: Side of the images in pixels.
-    """
-
-    paths: Sequence[Path]
-    size: int
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, positions: Any) -> Tensor:
-        """Read the image at a position, (3, size, size), or stack the images at several."""
-        chosen = torch.arange(len(self))[positions]
-        images = [
-            squared(opened(self.paths[i], bits=self.bits), size=self.size)
-            for i in chosen.flatten().tolist()
-        ]
-        stack = torch.stack(images) if images else torch.empty(0, 3, self.size, self.size).byte()
-        return stack if chosen.ndim else stack[0]
-
-    @cached_property
-    def bits(self) -> int:
-        """Bit depth of the gray images with levels above 255."""
-        highest = 255
-        for path in self.paths:
-            if path.suffix.lower() in DEEP:
-                with suppress(Exception), Image.open(path) as image:  # refused when it is read
-                    if image.mode.startswith("I"):
-                        highest = max(highest, int(np.asarray(image).max()))
-        return depth(min(highest, 2**16 - 1))
+def common_depth(paths: Iterable[Path]) -> int:
+    """Return the bit depth of gray images with levels above 255: that of the highest level."""
+    highest = 255
+    for path in paths:
+        if path.suffix.lower() in DEEP:
+            with suppress(Exception), Image.open(path) as image:  # refused when it is read
+                if image.mode.startswith("I"):
+                    highest = max(highest, int(np.asarray(image).max()))
+    return depth(min(highest, 2**16 - 1))
 
 
 def decoded(
     folder: Folder, cache: Path, *, size: int, skip: bool = False, bar: Bar = iter
 ) -> tuple[Pixels, Folder]:
     """Decode the images of a folder once, and map the resulting file in every later call.
+
+    Gray images with levels above 255 have the bit depth of the highest level in all files.
 
     The name of the file has a hash of the names, sizes and times of all images. The file has the
     pixels and then the positions of the images. It is written under another name and renamed when
@@ -172,7 +144,7 @@ def decoded(
     """
     path, count = cache / f"{stamp(folder)}-{size}px.images", len(folder)
     if not path.exists():
-        _write(ImageFiles(folder.paths, size), path, skip, bar)
+        _write(folder.paths, size, path, skip, bar)
     each = 3 * size * size + 8
     kept, rest = divmod(path.stat().st_size, each)
     if rest or kept > count or not kept:
@@ -198,19 +170,19 @@ def stamp(folder: Folder) -> str:
     return hashed.hexdigest()[:12]
 
 
-def _write(files: ImageFiles, path: Path, skip: bool, bar: Bar) -> None:
+def _write(files: Sequence[Path], size: int, path: Path, skip: bool, bar: Bar) -> None:
     """Write the pixels of all images that can be read, then their positions."""
 
     def read(place: int) -> tuple[Tensor, int] | None:
         try:
-            return files[place], place
+            return squared(opened(files[place], bits=bits), size=size), place
         except OSError as error:
             if skip:
                 return None
             told = "Correct it, or leave such files out by `skip=True`."
             raise ValueError(f"{error} {told}") from error
 
-    count, _ = len(files), files.bits  # once, before threads read
+    count, bits = len(files), common_depth(files)
     path.parent.mkdir(parents=True, exist_ok=True)
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
     part, places = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as vision
 
 from fedprompt.compare import images
-from fedprompt.compare.images import ImageFiles, decoded, opened, squared
+from fedprompt.compare.images import decoded, opened, squared
 from fedprompt.data import read_folder
 
 RAMP = np.tile(np.linspace(0, 1, 32), (32, 1))
@@ -176,26 +176,19 @@ def folder_of(root, count=5):
     return read_folder(root)
 
 
-def test_files_are_read_when_they_are_indexed(tmp_path):
-    files = ImageFiles([*folder_of(tmp_path).paths, tmp_path / "gone.png"], 4)
-    whole = torch.stack([files[i] for i in range(10)])
-    assert whole[:, 0, 0, 0].tolist() == [0] * 5 + [100] * 5
-    for chosen in ([3, 1], torch.tensor([7]), slice(2, 5), torch.arange(11) < 4, []):
-        positions = torch.arange(11)[chosen]
-        assert torch.equal(files[chosen], whole[positions])
-    assert files[[]].shape == (0, 3, 4, 4)
-    with pytest.raises(OSError, match=r"gone\.png cannot be read"):
-        files[[0, 10]]
+def read(folder, size=4):
+    return torch.stack([squared(opened(path), size=size) for path in folder.paths])
 
 
 def test_gray_images_of_one_folder_have_one_scale(tmp_path):
     """A dark image must not become as bright as a bright one."""
-    paths = [
-        save(tmp_path, f"{k}.png", np.full((2, 2), level, np.uint16))
-        for k, level in enumerate((4000, 1000, 300))
-    ]
-    assert ImageFiles(paths, 2)[:][:, 0, 0, 0].tolist() == [249, 62, 18]  # of 4095
-    assert np.asarray(opened(paths[1]))[0, 0, 0] == 249  # alone, of 1023
+    for name, level in {"a": 4000, "b": 1000, "c": 300}.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        save(tmp_path / "photos" / name, "1.png", np.full((2, 2), level, np.uint16))
+    folder = read_folder(tmp_path / "photos", layout="class")
+    pixels, _ = decoded(folder, tmp_path / "cache", size=2)
+    assert pixels[:, 0, 0, 0].tolist() == [249, 62, 18]  # of 4095
+    assert read(folder)[1, 0, 0, 0] == 249  # alone, of 1023
 
 
 def test_images_are_decoded_once_into_a_file_next_to_the_output(tmp_path, monkeypatch):
@@ -203,7 +196,7 @@ def test_images_are_decoded_once_into_a_file_next_to_the_output(tmp_path, monkey
     before = sorted(tmp_path.rglob("*"))
     pixels, same = decoded(folder, cache, size=4)
     assert same is folder
-    assert torch.equal(pixels, ImageFiles(folder.paths, 4)[:])
+    assert torch.equal(pixels, read(folder))
     (file,) = cache.iterdir()
     assert sorted(tmp_path.rglob("*")) == sorted([*before, cache.parent, cache, file])
     (cache / f"{file.name}.123.part").write_bytes(b"half of another process")
@@ -237,7 +230,7 @@ def test_a_damaged_image_is_named_or_left_out_and_counted(tmp_path):
         pixels, kept = decoded(folder, cache, size=4, skip=True)
         assert kept.skipped == {"cannot be read": (broken,)}
         assert kept.labels.tolist() == [0] * 4 + [1] * 5
-        assert torch.equal(pixels, ImageFiles(kept.paths, 4)[:])
+        assert torch.equal(pixels, read(kept))
     with pytest.raises(ValueError, match="lacks 1 of 10 images that cannot be read"):
         decoded(folder, cache, size=4)
 

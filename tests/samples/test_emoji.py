@@ -145,6 +145,12 @@ def test_the_text_tower_gives_the_text_features_of_the_model(clip):
     torch.testing.assert_close(features, clip.encode_text(samples.tokenize(sentences)))
 
 
+def test_short_texts_are_encoded_as_in_their_full_length(clip):
+    texts = ["an emoji of a bird.", "a drawing of a polar bear."]
+    pieces, whole = networks._pieces(), clip.encode_text(samples.tokenize(texts))
+    torch.testing.assert_close(emoji_clip._text(clip, pieces, texts), whole)
+
+
 def test_gray_images_are_centered_and_repeated_in_three_channels():
     gray = torch.tensor([[[[0.25, 1.0]]]])
     assert samples.preprocess(gray).tolist() == [[[[-0.25, 0.5]]] * 3]

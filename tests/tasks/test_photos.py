@@ -190,7 +190,7 @@ def test_no_test_image_and_no_public_image_is_trained_on(task, partition, valida
 
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no weights of vit_small_patch14_dinov2 at"):
-        photographs.load_network(photos.DINO, tmp_path / "none.safetensors", pretrained=False)
+        photographs.load_network(photos.DINO, tmp_path / "none.safetensors")
     rule = r"`--weights vit_small_patch14_dinov2=FILE` is missing; or add --pretrained\."
     with pytest.raises(CompareError, match=rule):
         photos.source_of(Machine(), photos.DINO)

@@ -13,22 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from fedprompt.data import Folder, read_folder
+from tasks.core import content
 from tasks.sets.readers import ImageSet, image_set, listed, require
 
-PHOTO = "a photo of a {}."
-SPLITS = {
-    "dtd": ("DescribableTextures", "dtd", "dtd/images", "{} texture."),
-    "flowers102": ("OxfordFlowers", "flowers-102", "jpg", "a photo of a {}, a type of flower."),
-    "food101": ("Food101", "food-101", "images", "a photo of {}, a type of food."),
-    "pets": ("OxfordPets", "oxford-iiit-pet", "images", "a photo of a {}, a type of pet."),
-    "caltech101": ("Caltech101", "caltech101", "101_ObjectCategories", PHOTO),
-    "eurosat": ("EuroSAT", "eurosat", "2750", "a centered satellite photo of {}."),
-    "cars": ("StanfordCars", "stanford_cars", ".", PHOTO),
-    "sun397": ("SUN397", "sun397", "SUN397", PHOTO),
-    "ucf101": ("UCF101", "ucf101", "UCF-101-midframes", "a photo of a person doing {}."),
-    "aircraft": ("", "fgvc-aircraft-2013b/data", "images", "a photo of a {}, a type of aircraft."),
-    "imagenet": ("", "imagenet", "images", PHOTO),
-}
+SPLITS = content("coop")
 """Name of CoOp's list, folder of the data set with the list, folder of its images, and sentence."""
 
 
