@@ -31,8 +31,6 @@ _Pair = tuple[Tensor, Tensor]
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
-_Step = tuple[Parameters, Callable[[_Gradients], _Gradients]]
-"""(parameters after the step, function from their gradients to those of the step's gradients)."""
 
 
 def guide_gradient(
@@ -135,14 +133,10 @@ def guide_gradient(
         check.some("model", parameters, "have a parameter that requires gradients")
         mean_gradient = partial(_mean_gradient, passes, rows.table)
         studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
-        arguments = parameters, gradients, learning_rate
-        stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
+        leaves, stepped = _take(update or _descend, parameters, gradients, learning_rate)
         _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
         _check_used(parameters, gradients.keys() | slope.keys())
-        pulled = pull_back(slope)
-        direction = {
-            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
-        }
+        direction = _pulled_back(slope, stepped, leaves)
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
@@ -223,23 +217,17 @@ def _mean_gradient(
     return done, total
 
 
-def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float) -> _Step:
-    """Take one step of plain gradient descent. Its pull-back is a multiplication."""
-    stepped = {
-        name: value - learning_rate * gradients[name] if name in gradients else value
-        for name, value in parameters.items()
-    }
-
-    def pull_back(slope: _Gradients) -> _Gradients:
-        return {name: value.mul_(-learning_rate) for name, value in slope.items()}
-
-    return stepped, pull_back
+def _descend(
+    parameters: Parameters, gradients: Parameters, *, learning_rate: float
+) -> dict[str, Tensor]:
+    """Take one step of plain gradient descent."""
+    return {name: value - learning_rate * gradients[name] for name, value in parameters.items()}
 
 
 def _take(
     update: GuideUpdate, parameters: Parameters, gradients: _Gradients, learning_rate: float
-) -> _Step:
-    """Take a user's step. Its pull-back is a backward pass through the step."""
+) -> tuple[_Gradients, Parameters]:
+    """Take a step from gradients that are leaves of its graph; return them and the parameters."""
     leaves = {
         name: gradients.get(name, torch.zeros_like(value)).requires_grad_()
         for name, value in parameters.items()
@@ -247,15 +235,16 @@ def _take(
     with torch.enable_grad():
         stepped = update(parameters, leaves, learning_rate=learning_rate)
     _check_stepped(stepped, parameters)
+    return leaves, stepped
 
-    def pull_back(slope: _Gradients) -> _Gradients:
-        moved = [name for name in slope if stepped[name].requires_grad]
-        outputs = [stepped[name] for name in moved]
-        slopes = [slope[name] for name in moved]
-        pulled = torch.autograd.grad(outputs, list(leaves.values()), slopes, allow_unused=True)
-        return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
-    return stepped, pull_back
+def _pulled_back(slope: _Gradients, stepped: Parameters, leaves: _Gradients) -> _Gradients:
+    """Return the gradient in the leaves, by a backward pass through the step."""
+    moved = [name for name in slope if stepped[name].requires_grad]
+    outputs, slopes = [stepped[name] for name in moved], [slope[name] for name in moved]
+    inputs = list(leaves.values())
+    pulled = torch.autograd.grad(outputs, inputs, slopes, materialize_grads=True)
+    return dict(zip(leaves, pulled, strict=True))
 
 
 def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
