@@ -13,8 +13,8 @@ import fedprompt._refusals as check
 from fedprompt.backbones._models import listed
 from fedprompt.backbones._probe import HALF, watched
 from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
-from fedprompt.interfaces import PromptStream, Trunk
-from fedprompt.prompts.forward import encode_front
+from fedprompt.interfaces import Trunk
+from fedprompt.prompts.forward import pooled_features
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -115,11 +115,8 @@ class _Judge(Judge):
 
     def run(self, images: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """Run the trunk with the prompts of each layer in place of those before, or without any."""
-        trunk = self.trunk
-        stream = PromptStream(dict(enumerate(prompts)), replace=True)
-        tokens = encode_front(trunk, images, stream, start=trunk.depth)
-        end = trunk.prefix + (len(prompts[0]) if prompts else 0)
-        return trunk.pool(torch.cat([tokens[:, : trunk.prefix], tokens[:, end:]], 1))
+        tokens, context = self.trunk.embed(images)
+        return pooled_features(self.trunk, tokens, context, prompts)
 
     def prompts(self, count: int, tokens: Tensor | None = None) -> list[Tensor]:
         """Draw the same prompts in every call, as large as the tokens of the images."""
