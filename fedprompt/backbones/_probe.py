@@ -15,6 +15,7 @@ from fedprompt.backbones._models import listed
 HALF = 5e-2
 _BOUNDS = dict.fromkeys((torch.float64, torch.float32), 3e-4)  # softmax may be in float32
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_Modules = Sequence[nn.Module]
 _PARTS = "because prompts enter between its blocks"
 
 
@@ -45,12 +46,7 @@ class Probe:
     enabled = False
 
     def __init__(
-        self,
-        backbone: Any,
-        name: str,
-        argument: str,
-        containers: Sequence[nn.Module],
-        parts: Sequence[nn.Module],
+        self, backbone: Any, name: str, argument: str, containers: _Modules, parts: _Modules
     ) -> None:
         self.backbone, self.name, self.argument = backbone, name, argument
         self.containers = containers

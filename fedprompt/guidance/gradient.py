@@ -126,15 +126,26 @@ def guide_gradient(
     rows = rows._replace(table=rows.table.detach())
     study_batches = _batches_of("study", study, len(rows.table))
     quiz_batches = _batches_of("quiz", quiz, len(rows.table))
-    study_loss = partial(_study_loss, rows=rows, guide_weight=guide_weight, loss=loss)
+
+    def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        check_outputs(guided, logits, len(labels), rows.table)
+        return label_loss(logits, labels)
+
+    def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        value = quiz_loss(guided, logits, labels)
+        rule = "compute its guided output from a trainable parameter"
+        got = "an output without a gradient, which no guide can move"
+        check.require(guided.requires_grad, "model", rule, got)
+        return value + guide_weight * guide_loss(guided, labels, rows, loss)
+
     inputs = [images for images, _ in study_batches + quiz_batches]
     with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
         check.some("model", parameters, "have a parameter that requires gradients")
-        mean_gradient = partial(_mean_gradient, passes, rows.table)
-        studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
+        mean_gradient = partial(_mean_gradient, passes)
+        studied, gradients = mean_gradient("study", study_batches, parameters, study_loss)
         leaves, stepped = _take(update or _descend, parameters, gradients, learning_rate)
-        _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
+        _, slope = mean_gradient("quiz", quiz_batches, stepped, quiz_loss)
         _check_used(parameters, gradients.keys() | slope.keys())
         direction = _pulled_back(slope, stepped, leaves)
         value = torch.zeros_like(rows.table)
@@ -162,33 +173,8 @@ def _check_used(parameters: Mapping[str, Tensor], used: Container[str]) -> None:
     check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
 
 
-def _study_loss(
-    guided: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    rows: Guides,
-    guide_weight: float,
-    loss: GuideLoss,
-) -> Tensor:
-    rule = "compute its guided output from a trainable parameter"
-    got = "an output without a gradient, which no guide can move"
-    check.require(guided.requires_grad, "model", rule, got)
-    return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
-
-
-def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    return label_loss(logits, labels)
-
-
 def _mean_gradient(
-    passes: Passes,
-    table: Tensor,
-    argument: str,
-    batches: list[_Pair],
-    parameters: Mapping[str, Tensor],
-    *,
-    loss: _BatchLoss,
+    passes: Passes, argument: str, batches: list[_Pair], parameters: Parameters, loss: _BatchLoss
 ) -> tuple[list[_Studied], _Gradients]:
     """Differentiate the mean loss over batches, with one batch in memory at a time.
 
@@ -202,7 +188,6 @@ def _mean_gradient(
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
             guided, logits = _pair_of(outputs)
-            check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             return guided.detach(), gradients
@@ -292,13 +277,12 @@ def _batches_of(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     fits = isinstance(batches, Sequence) and not isinstance(batches, str)
     check.typed(fits, argument, "be a pair (images, labels) or a sequence of pairs", batches)
-    if len(batches) == 2 and not isinstance(batches[0], Sequence):
-        return [_batch_of(argument, batches, num_classes)]
-    check.some(argument, batches, "contain at least one batch")
-    return [
-        _batch_of(f"{argument}[{position}]", batch, num_classes)
-        for position, batch in enumerate(batches)
-    ]
+    single = len(batches) == 2 and not isinstance(batches[0], Sequence)
+    named = {argument: batches}
+    if not single:
+        named = {f"{argument}[{position}]": batch for position, batch in enumerate(batches)}
+    check.some(argument, named, "contain at least one batch")
+    return [_batch_of(name, batch, num_classes) for name, batch in named.items()]
 
 
 def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:

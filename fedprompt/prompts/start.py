@@ -113,5 +113,4 @@ def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
         rule = f"have shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
         raise check.wrong("means", rule, tuple(value.shape))
-    if not weight > 0:
-        raise check.wrong("means.weight", "be above 0", float(weight))
+    check.require(weight > 0, "means.weight", "be above 0", float(weight))

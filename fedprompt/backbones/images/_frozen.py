@@ -154,9 +154,8 @@ class FrozenTrunk(Trunk):
         """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""
         if self.mask is None:
             return Context(rotary, None)
-        if len(self.mask) != tokens.shape[1]:
-            rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
-            raise check.wrong("attention_mask", rule, tuple(self.mask.shape))
+        rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
+        check.require(len(self.mask) == tokens.shape[1], "attention_mask", rule, self.mask)
         return Context(rotary, self.mask.to(tokens))
 
     def _image(self) -> Tensor:

@@ -104,8 +104,8 @@ class TextTower:
             tokenizer, context_length=self.context_length, size=self._parts.embedding.num_embeddings
         )
         _check_unadapted(clip_model, self._parts.images)
-        parts = list(self._parts.modules())
-        self.probe = Probe(self, "tower", "clip_model", self._parts.containers, parts)
+        parts = self._parts
+        self.probe = Probe(self, "tower", "clip_model", parts.containers, parts.modules)
         with restored_on_error(clip_model):
             self.model = freeze(clip_model)
             self.probe.begin(enabled=probe)
