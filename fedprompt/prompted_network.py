@@ -143,8 +143,9 @@ def rebuilt(
 
 def card(config: Mapping[str, Any], name: str) -> str:
     """Write the card of a folder, in Markdown."""
-    network = parsed(config["model"], config["arguments"])
-    head = {"library_name": "fedprompt", "base_model": network.hub, "tags": "[fedprompt]"}
+    library, network = parsed(config["model"], config["arguments"])
+    hub = {"timm": f"timm/{network}", "transformers": network}.get(library)
+    head = {"library_name": "fedprompt", "base_model": hub, "tags": "[fedprompt]"}
     lines = [f"{key}: {value}" for key, value in head.items() if value]
     if config["license"]:
         lines.append(f"license: {config['license']}")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._random_streams import device_of
 from fedprompt.interfaces import Trunk, Weighted
 from fedprompt.prompts._streams import depth_of, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
@@ -96,7 +95,6 @@ def initialize_at(
     kinds = LayeredPrompts | GroupPrompts
     check.instance("prompts", prompts, kinds, "be LayeredPrompts or GroupPrompts")
     check.number("noise", noise, at_least=0)
-    device_of(generator)
     _check_means(means, prompts.layers, prompts.tokens.shape[-1])
     tokens = prompts.tokens
     centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)

@@ -178,7 +178,7 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     if len(parts) <= 1:
         return solve(problem)
     fields: Any = zip(*(solve(problem.take(part)) for part in parts), strict=True)
-    return Solution(*(None if found[0] is None else torch.cat(found) for found in fields))
+    return Solution._make(None if found[0] is None else torch.cat(found) for found in fields)
 
 
 def violation(plan: Tensor, problem: Problem) -> Tensor:

@@ -14,9 +14,6 @@ from fedprompt.backbones._models import Trainable, listed
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""
 
-Check = Callable[[], str | None]
-"""Whether a claim holds, None if it could not be judged, and the measurement."""
-
 _CONTAINERS = (Attributes, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
@@ -83,12 +80,15 @@ def fail_if(found: object, measured: str) -> None:
         raise ClaimError(False, measured)
 
 
-def judged(name: str, remedy: str, check: Check) -> Line:
-    """Return the line of a check; an exception of the backbone is a failure with its text."""
+def judged(name: str, remedy: str, check: Callable[[], str | None]) -> Line:
+    """Return the line of a check, which returns what it measured.
+
+    An exception of the backbone is a failure with its text.
+    """
     try:
         return Line(name, True, check() or "", remedy)
     except ClaimError as error:
-        return Line(name, *error.args, remedy)
+        return Line._make((name, *error.args, remedy))
     except Exception as error:  # the code of a stranger may raise anything, and the table shows it
         text = " ".join(str(error).split())
         return Line(name, False, f"{type(error).__name__}: {text[:LONGEST]}", remedy)

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -19,8 +18,7 @@ from fedprompt.interfaces import Trunk
 from fedprompt.prompts.forward import pooled_features
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """Rotary table of the patches, and mask over all tokens except prompts, for each block."""
 
     rotary: Tensor | None
