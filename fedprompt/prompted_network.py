@@ -98,9 +98,8 @@ def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str
         return {"kind": "context", "context": sizes}
     prompts, head = cast(Any, parts["prompts"]), cast(Any, dict(parts.items()).get("head"))
     _, count, dim = prompts.tokens.shape
-    layers = {"layers": list(prompts.layers), "replace": prompts.replace}
-    made: dict[str, Any] = {"kind": "prompts", "prompts": {"num_prompts": count, "dim": dim}}
-    made["prompts"] |= layers
+    sizes = {"num_prompts": count, "dim": dim, "layers": list(prompts.layers)}
+    made: dict[str, Any] = {"kind": "prompts", "prompts": sizes | {"replace": prompts.replace}}
     if head is not None:
         if class_names and len(class_names) != head.out_features:
             rule = f"have a name for each of {head.out_features} classes of the head"
@@ -133,9 +132,9 @@ def rebuilt(
     if not path.is_file():
         raise check.wrong("folder", f"have a file {CONFIG}, as save_prompts writes it", str(folder))
     config = json.loads(path.read_text(encoding="utf-8"))
-    if (found := dict(config).get("format")) != FORMAT:
-        rule = f"be of format {FORMAT}; a newer fedprompt may have written it"
-        raise check.wrong(str(path), rule, found)
+    found = dict(config).get("format")
+    rule = f"be of format {FORMAT}; a newer fedprompt may have written it"
+    check.require(found == FORMAT, str(path), rule, found)
     parts = {name: kind(**config[name]) for name, kind in _PARTS.items() if name in config}
     network = named_network(config["model"], config["arguments"], weights)
     moved = nn.ModuleDict(parts).to(device)
@@ -144,8 +143,9 @@ def rebuilt(
 
 def card(config: Mapping[str, Any], name: str) -> str:
     """Write the card of a folder, in Markdown."""
-    network = parsed(config["model"], config["arguments"])
-    head = {"library_name": "fedprompt", "base_model": network.hub, "tags": "[fedprompt]"}
+    library, network = parsed(config["model"], config["arguments"])
+    hub = {"timm": f"timm/{network}", "transformers": network}.get(library)
+    head = {"library_name": "fedprompt", "base_model": hub, "tags": "[fedprompt]"}
     lines = [f"{key}: {value}" for key, value in head.items() if value]
     if config["license"]:
         lines.append(f"license: {config['license']}")

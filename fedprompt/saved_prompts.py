@@ -101,17 +101,15 @@ def save_prompts(
         >>> model.class_names, model(torch.zeros(1, 3, 160, 160)).shape
         (['cat', 'dog'], torch.Size([1, 2]))
     """
+    about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
+    about |= {"method": method, "data": data, "license": license}
     if model is None:
-        given = {"arguments": arguments, "scale": scale, "sentence": sentence, "method": method}
-        given |= {"data": data, "license": license}
-        if unused := [name for name, value in given.items() if value]:
+        if unused := [name for name, value in about.items() if value]:
             raise check.wrong(unused[0], "be left out without `model`, which makes a folder", "one")
         rule = "be given for the Hub, which keeps folders"
         check.require(not fspath(path).startswith(_HUB), "model", rule, "None")
         _save_file(module, path, trunk, class_names)
         return
-    about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
-    about |= {"method": method, "data": data, "license": license}
     parts = parts_of(module)
     rule = "be the CLIP itself, so that its image tower is compared, too"
     check.typed("context" not in parts or isinstance(trunk, nn.Module), "trunk", rule, trunk)

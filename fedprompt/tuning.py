@@ -257,11 +257,8 @@ def _trained(model: Any, chosen: list[nn.Parameter], rule: str) -> tuple[Any, li
 @contextmanager
 def _drawing(generator: torch.Generator | None) -> Iterator[None]:
     """Draw initial values on the CPU, by the generator if it is given."""
-    if generator is None:
-        with torch.device("cpu"):
-            yield
-        return
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
+    with torch.random.fork_rng(devices=[], enabled=generator is not None), torch.device("cpu"):
+        if generator is not None:
+            seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+            torch.default_generator.manual_seed(int(seed))
         yield

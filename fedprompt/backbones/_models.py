@@ -95,20 +95,6 @@ def chosen_parameters(model: nn.Module, trainable: Any) -> list[nn.Parameter]:
     return chosen
 
 
-def check_frozen(
-    argument: str, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]
-) -> None:
-    """Require modules in eval mode, and parameters without gradients."""
-    if torch.compiler.is_compiling():
-        return
-    rule = "stay in eval mode, as freeze(model) left it"
-    fits = not any(module.training for module in modules)
-    check.require(fits, argument, rule, "a model in train mode")
-    rule = "stay frozen, as freeze(model) left it"
-    fits = not any(parameter.requires_grad for parameter in parameters)
-    check.require(fits, argument, rule, "a model with parameters that require gradients")
-
-
 _ADAPTERS = ("lora_", "adapter")
 # Sine and cosine tables of positions are parameters without gradients.
 _POSITIONS = ("pos_embed", "positional_embedding")

@@ -15,6 +15,7 @@ from fedprompt.backbones._models import listed
 HALF = 5e-2
 _BOUNDS = dict.fromkeys((torch.float64, torch.float32), 3e-4)  # softmax may be in float32
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_Modules = Sequence[nn.Module]
 _PARTS = "because prompts enter between its blocks"
 
 
@@ -33,48 +34,62 @@ class Probe:
     """Comparison of a model with its trunk or tower, repeated when hooks or methods change.
 
     Args:
+        backbone: Trunk or tower of a frozen `model` in eval mode. Its ``as_a_whole()`` is the
+            model's features of one input, and its ``part_by_part(prompts)`` are the features of the
+            backbone with the prompts of each layer, or with none.
+        name: Name of the backbone in errors.
         argument: Name of the model in errors.
-        model: Frozen model in eval mode.
         containers: Modules that are not called, because their parts are.
-        own: Function that returns the model's features of one input.
-        ours: Function from the prompts of each layer, or none, to the features of the trunk.
-        shape: Depth and width of the prompts.
-        trained: Named parameters that are trained.
+        parts: Modules that must stay frozen and in eval mode, except for trained parameters.
     """
 
     enabled = False
 
     def __init__(
-        self,
-        argument: str,
-        model: nn.Module,
-        containers: Sequence[nn.Module],
-        own: Callable[[], Any],
-        ours: Callable[[Sequence[Tensor]], Tensor],
-        shape: tuple[int, int],
+        self, backbone: Any, name: str, argument: str, containers: _Modules, parts: _Modules
     ) -> None:
-        self.argument, self.model, self.containers = argument, model, containers
-        self.own, self.ours, self.shape = own, ours, shape
+        self.backbone, self.name, self.argument = backbone, name, argument
+        self.containers = containers
+        # Read in every forward pass, so stored as flat lists.
+        self.modules = [module for part in parts for module in part.modules()]
+        self.parameters = [parameter for part in parts for parameter in part.parameters()]
         self.trained: dict[str, nn.Parameter] = {}
         self.seen: object = None
+
+    def train(self, trained: dict[str, nn.Parameter]) -> None:
+        """Let some parameters require gradients, which the features must read."""
+        self.trained, chosen = trained, set(trained.values())
+        self.parameters = [frozen for frozen in self.parameters if frozen not in chosen]
 
     def begin(self, *, enabled: bool) -> None:
         """Probe the model now. If weights are on meta, offloaded or sharded, the first use does."""
         self.enabled = enabled
-        weights = self.model.parameters()
+        weights = self.backbone.model.parameters()
         if not any(part.is_meta or hasattr(part, "placements") for part in weights):
-            self.look()
+            self._look()
 
-    def look(self) -> None:
-        """Probe the model, unless that was done with the same hooks and methods."""
-        if not self.enabled or torch.compiler.is_compiling():
+    def look(self, inputs: Tensor) -> None:
+        """Require a frozen model, and probe it unless that was done with the same hooks."""
+        if torch.compiler.is_compiling():
+            return
+        rule = "stay in eval mode, as freeze(model) left it"
+        fits = not any(module.training for module in self.modules)
+        check.require(fits, self.name, rule, "a model in train mode")
+        rule = "stay frozen, as freeze(model) left it"
+        fits = not any(parameter.requires_grad for parameter in self.parameters)
+        check.require(fits, self.name, rule, "a model with parameters that require gradients")
+        if not inputs.is_meta:
+            self._look()
+
+    def _look(self) -> None:
+        if not self.enabled:
             return
         seen = [found for part in self.containers for found in changes(part)]
         if seen == self.seen:
             return
         self.enabled = False  # in the passes of the probe
         try:
-            with without_traces(self.model):
+            with without_traces(self.backbone.model):
                 self._compare()
                 self._differentiate()
             self.seen = seen
@@ -83,10 +98,10 @@ class Probe:
 
     def _compare(self) -> None:
         with torch.no_grad():
-            expected = self._run("run in eval mode", self.own)
+            expected = self._run("run in eval mode", self.backbone.as_a_whole)
             if not isinstance(expected, Tensor):
                 raise self._wrong("return one tensor of features", check.kind(expected))
-            found = self._run("run part by part", partial(self.ours, ()))
+            found = self._run("run part by part", partial(self.backbone.part_by_part, ()))
         if found.shape != expected.shape:
             rule = f"return features of shape {tuple(found.shape)}"
             raise self._wrong(rule, tuple(expected.shape))
@@ -108,12 +123,12 @@ class Probe:
 
     def _differentiate(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        depth, dim = self.shape
-        weight = next(self.model.parameters())
+        depth, dim = self.backbone.depth, self.backbone.dim
+        weight = next(self.backbone.model.parameters())
         draw = partial(torch.randn, 1, dim, generator=generator)
         prompts = [draw().to(weight.device).requires_grad_() for _ in range(depth)]
-        with watched(self.model) as lost:
-            pooled = self._run("run with prompts", partial(self.ours, prompts))
+        with watched(self.backbone.model) as lost:
+            pooled = self._run("run with prompts", partial(self.backbone.part_by_part, prompts))
         rule = "have a backward pass in each layer; load it in float32 or bfloat16"
         if lost:
             raise self._wrong(rule, f"none in {listed(lost)}")
@@ -133,7 +148,7 @@ class Probe:
             if gradient is None or not gradient.any():
                 others = [*prompts[:layer], draw().to(weight.device), *prompts[layer + 1 :]]
                 with torch.no_grad():
-                    moved = self.ours(others)
+                    moved = self.backbone.part_by_part(others)
                 if not torch.allclose(moved, pooled.detach(), equal_nan=True):
                     raise self._wrong(rule, f"no gradient of prompts at layer {layer}")
 
@@ -145,7 +160,9 @@ class Probe:
             raise self._wrong(rule, got.rstrip(".")) from error
 
     def _bound(self) -> float:
-        dtypes = {part.dtype for part in self.model.parameters() if part.is_floating_point()}
+        dtypes = {
+            part.dtype for part in self.backbone.model.parameters() if part.is_floating_point()
+        }
         exact = torch.get_float32_matmul_precision() == "highest"
         return max(_BOUNDS.get(dtype, HALF) if exact else HALF for dtype in dtypes)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.nn as nn
 
@@ -30,25 +30,13 @@ _FORMS = {
 }
 
 
-class Named(NamedTuple):
-    """Name of a network.
+def parsed(model: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+    """Split a name such as ``timm:vit_small_patch16_224.augreg_in1k``, and check its arguments.
 
-    Attributes:
-        library: "timm", "open_clip" or "transformers".
-        name: Name in the library, for open_clip with the tag of the weights after a colon.
+    Returns:
+        Library ("timm", "open_clip" or "transformers"), and name in the library, for open_clip with
+        the tag of the weights after a colon.
     """
-
-    library: str
-    name: str
-
-    @property
-    def hub(self) -> str:
-        """Repository of the weights on the Hugging Face Hub, or nothing if it is not known."""
-        return {"timm": f"timm/{self.name}", "transformers": self.name}.get(self.library, "")
-
-
-def parsed(model: str, arguments: Mapping[str, Any]) -> Named:
-    """Split a name such as ``timm:vit_small_patch16_224.augreg_in1k``, and check its arguments."""
     check.text("model", model)
     library, _, name = model.partition(":")
     if library not in _FORMS or not re.fullmatch(_FORMS[library], name):
@@ -56,7 +44,7 @@ def parsed(model: str, arguments: Mapping[str, Any]) -> Named:
         raise check.wrong("model", rule, repr(model[: check.LONGEST]))
     rule = f"be among {', '.join(sorted(ARGUMENTS[library])) or 'none'} for {library}"
     check.known("arguments", arguments, ARGUMENTS[library], rule)
-    return Named(library, name)
+    return library, name
 
 
 def named_network(
@@ -79,7 +67,7 @@ def tokenizer_of(model: str) -> Any:
     """Return the tokenizer of a CLIP of open_clip."""
     import open_clip
 
-    return open_clip.get_tokenizer(parsed(model, {}).name.partition(":")[0])
+    return open_clip.get_tokenizer(parsed(model, {})[1].partition(":")[0])
 
 
 def _timm(name: str, arguments: dict[str, Any], file: str | None) -> Any:

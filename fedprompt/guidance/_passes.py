@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedprompt._random_streams import RandomStreams
 from fedprompt._threads import PROCESS_STATE, replacing
+from fedprompt.guidance._forward_rules import Function
 
 Result = TypeVar("Result")
 
@@ -117,11 +118,7 @@ class ReplayableAttention(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
+        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         dropout = 0.0

@@ -22,14 +22,24 @@ def depth_of(trunk: Trunk, depth: int | None) -> int:
     return depth
 
 
-def check_streams(streams: Sequence[PromptStream], trunk: Trunk, depth: int) -> None:
-    """Require prompts of the trunk's width at layers that run."""
+def check_pass(
+    trunk: Trunk, streams: Sequence[PromptStream], depth: int | None, dtype: object = None
+) -> int:
+    """Require prompts of the trunk's width at layers that run, and a floating-point dtype or None.
+
+    Returns:
+        Number of blocks after which the pass ends.
+    """
+    depth = depth_of(trunk, depth)
     for position, stream in enumerate(streams):
         argument = f"streams[{position}]"
         nouns.stream(argument, stream, trunk.dim)
         for layer in stream.layers:
             last = f"the last of {depth} blocks"
             check.count(f"{argument}.layers", layer, at_least=0, at_most=depth - 1, of=last)
+    fits = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    check.typed(fits, "dtype", "be a floating-point torch.dtype or None", dtype)
+    return depth
 
 
 def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
@@ -41,12 +51,6 @@ def check_fit(streams: Sequence[PromptStream], tokens: Tensor) -> None:
                 rule = f"have the batch of {tokens.shape[0]} images"
                 raise check.wrong(argument, rule, tuple(prompts.shape))
             check.same_device(argument, prompts, tokens.device, "the trunk's device")
-
-
-def check_dtype(dtype: object) -> None:
-    """Require a floating-point dtype or None."""
-    fits = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
-    check.typed(fits, "dtype", "be a floating-point torch.dtype or None", dtype)
 
 
 def normal_values(

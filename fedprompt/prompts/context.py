@@ -181,8 +181,7 @@ def _after_names(trailing: Tensor, names: ClassNames) -> Tensor:
 def _start(init: Tensor, dim: int) -> Tensor:
     shape = "of shape (length, dim), such as tower.words('a photo of a')"
     check.number_tensor("init", init, f"be a floating-point tensor {shape}")
-    if init.ndim != 2 or init.shape[1] != dim:
-        raise check.wrong("init", f"have shape (length, {dim})", tuple(init.shape))
+    check.require(init.shape[1:] == (dim,), "init", f"have shape (length, {dim})", init)
     check.finite("init", init)
     return init.detach().to(torch.promote_types(init.dtype, torch.float32))
 

@@ -66,9 +66,7 @@ def encode_prompted(
         >>> encoded.pooled.shape, encoded.streams[0].shape, encoded.patches.shape
         (torch.Size([5, 8]), torch.Size([5, 3, 8]), torch.Size([5, 16, 8]))
     """
-    depth = _streams.depth_of(trunk, depth)
-    _streams.check_streams(streams, trunk, depth)
-    _streams.check_dtype(dtype)
+    depth = _streams.check_pass(trunk, streams, depth, dtype)
     return _encoded(trunk, range(depth), _embedded(trunk, images, streams), streams, dtype)
 
 
@@ -115,10 +113,8 @@ def encode_from(
         >>> torch.equal(pooled, encode_prompted(trunk, images, late()).pooled)
         True
     """
-    depth = _streams.depth_of(trunk, depth)
+    depth = _streams.check_pass(trunk, streams, depth, dtype)
     check.count("start", start, at_most=depth - 1, of="the last block that runs")
-    _streams.check_streams(streams, trunk, depth)
-    _streams.check_dtype(dtype)
     resumed = _resumed(trunk, tokens, streams, start, image_size)
     return _encoded(trunk, range(start, depth), resumed, streams, dtype)
 
@@ -154,9 +150,8 @@ def encode_front(
         >>> tokens.shape, tokens[0].nbytes
         (torch.Size([5, 17, 8]), 544)
     """
-    depth = _streams.depth_of(trunk, None)
+    depth = _streams.check_pass(trunk, streams, None)
     check.count("start", start, at_most=depth, of="the number of the trunk's blocks")
-    _streams.check_streams(streams, trunk, depth)
     tokens, lengths, context = _embedded(trunk, images, streams)
     return _run(trunk, range(start), tokens, context, streams, lengths)[0]
 
@@ -173,6 +168,16 @@ def _encoded(
     dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
     *outputs, patches = (trunk.normalize(part).to(dtype) for part in (*spans, patches))
     return Encoded(pooled.to(dtype), tuple(outputs), patches)
+
+
+def pooled_features(
+    trunk: Trunk, tokens: Tensor, context: Any, prompts: Sequence[Tensor]
+) -> Float[Tensor, "batch features"]:
+    """Run all blocks with the prompts of each layer in place of those before, or without any."""
+    streams = [PromptStream(dict(enumerate(prompts)), replace=True)]
+    tokens, lengths = _run(trunk, range(trunk.depth), tokens, context, streams, [0])
+    prefix, _, patches = _split(tokens, trunk.prefix, lengths)
+    return trunk.pool(torch.cat([prefix, patches], 1))
 
 
 def _embedded(trunk: Trunk, images: Tensor, streams: _Streams) -> _Begun:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._random_streams import device_of
 from fedprompt.interfaces import Trunk, Weighted
 from fedprompt.prompts._streams import depth_of, vpt_uniform
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
@@ -96,7 +95,6 @@ def initialize_at(
     kinds = LayeredPrompts | GroupPrompts
     check.instance("prompts", prompts, kinds, "be LayeredPrompts or GroupPrompts")
     check.number("noise", noise, at_least=0)
-    device_of(generator)
     _check_means(means, prompts.layers, prompts.tokens.shape[-1])
     tokens = prompts.tokens
     centers = means.value[list(prompts.layers)].to(tokens)  # (layers, dim)
@@ -113,5 +111,4 @@ def _check_means(means: Weighted, layers: Sequence[int], dim: int) -> None:
     if value.ndim != 2 or weight.ndim != 0 or value.shape[1] != dim or len(value) <= max(layers):
         rule = f"have shape (depth, {dim}), with a depth of at least {max(layers) + 1}"
         raise check.wrong("means", rule, tuple(value.shape))
-    if not weight > 0:
-        raise check.wrong("means.weight", "be above 0", float(weight))
+    check.require(weight > 0, "means.weight", "be above 0", float(weight))

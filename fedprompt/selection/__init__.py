@@ -1,8 +1,6 @@
 """Prompt selection for each sample: learnable keys, selection rules, and figures of key usage."""
 
-import sys
-import warnings
-
+from fedprompt._renamed import moved
 from fedprompt.selection.agreement import clustering_accuracy
 from fedprompt.selection.balanced import select_balanced
 from fedprompt.selection.centering import CenteredQueries, query_mean
@@ -23,11 +21,4 @@ __all__ = [
     "selection_health",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """Return `contingency_table`, which moved to the metrics."""
-    if name != "contingency_table":
-        raise AttributeError(f"module 'fedprompt.selection' has no attribute {name!r}")
-    text = "`selection.contingency_table` is `metrics.contingency_table` since 0.3."
-    warnings.warn(text, FutureWarning, stacklevel=2)
-    return sys.modules["fedprompt"].metrics.contingency_table
+__getattr__ = moved(__name__, metrics="contingency_table")

@@ -117,7 +117,7 @@ def tables(seed: int, samples: int, num_classes: int) -> tuple[Tensor, Tensor, T
 
 
 def test_the_table_of_selection_is_that_of_the_metrics() -> None:
-    with pytest.warns(FutureWarning, match="is `metrics.contingency_table` since 0.3"):
+    with pytest.warns(FutureWarning, match="is `fedprompt.metrics.contingency_table` since"):
         assert selection.contingency_table is contingency_table
     assert not hasattr(selection, "contingency")
 

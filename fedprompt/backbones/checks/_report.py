@@ -14,9 +14,6 @@ from fedprompt.backbones._models import Trainable, listed
 LONGEST = 100
 """Longest text of an exception in a table, in characters."""
 
-Verdict = tuple[bool | None, str]
-"""Whether a claim holds, None if it could not be judged, and the measurement."""
-
 _CONTAINERS = (Attributes, nn.ModuleList)  # the fingerprint makes them of attributes
 
 
@@ -73,15 +70,28 @@ class Report(NamedTuple):
         return "\n".join(rows)
 
 
-def judged(name: str, remedy: str, check: Callable[[], Verdict]) -> Line:
-    """Return the line of a check; an exception of the backbone is a failure with its text."""
+class ClaimError(Exception):
+    """A claim that fails (False) or is not judged (None), and what was measured."""
+
+
+def fail_if(found: object, measured: str) -> None:
+    """Let a claim fail if something was found."""
+    if found:
+        raise ClaimError(False, measured)
+
+
+def judged(name: str, remedy: str, check: Callable[[], str | None]) -> Line:
+    """Return the line of a check, which returns what it measured.
+
+    An exception of the backbone is a failure with its text.
+    """
     try:
-        passed, measured = check()
+        return Line(name, True, check() or "", remedy)
+    except ClaimError as error:
+        return Line._make((name, *error.args, remedy))
     except Exception as error:  # the code of a stranger may raise anything, and the table shows it
         text = " ".join(str(error).split())
-        passed = False
-        measured = f"{type(error).__name__}: {text[:LONGEST]}"
-    return Line(name, passed, measured, remedy)
+        return Line(name, False, f"{type(error).__name__}: {text[:LONGEST]}", remedy)
 
 
 class Judge:
@@ -95,10 +105,12 @@ class Judge:
         self.trained = list(ours.parameters())
         self.state_before = self.state()
 
-    def frozen(self) -> Verdict:
+    def frozen(self) -> None:
         """Whether all modules are in eval mode, and no parameter is trainable."""
         if self.model is None:
-            return None, "no modules or tensors found; keep the model as the attribute `model`"
+            raise ClaimError(
+                None, "no modules or tensors found; keep the model as the attribute `model`"
+            )
         training = [
             name or type(module).__name__
             for name, module in self.model.named_modules()
@@ -109,21 +121,21 @@ class Judge:
         trainable = [name for name, each in named if each.requires_grad and each not in chosen]
         wrong = [f"in train mode: {listed(training)}"] if training else []
         wrong += [f"trainable: {listed(trainable)}"] if trainable else []
-        return not wrong, "; ".join(wrong).replace(PREFIX, "")
+        fail_if(wrong, "; ".join(wrong).replace(PREFIX, ""))
 
-    def unchanged(self) -> Verdict:
+    def unchanged(self) -> None:
         """Whether the state is the same as at the start."""
         before = self.state_before
         state = self.state().items()
         wrong = [name for name, tensor in state if not torch.equal(tensor, before[name])]
-        return not wrong, f"changed: {listed(wrong)}".replace(PREFIX, "") if wrong else ""
+        fail_if(wrong, f"changed: {listed(wrong)}".replace(PREFIX, ""))
 
-    def shared(self) -> Verdict:
+    def shared(self) -> str:
         """Whether a deep copy is the backbone, so that clients share it."""
         if self.trained:
-            return True, "with trained parameters, which no copy can share"
-        is_shared = copy.deepcopy(self.backbone) is self.backbone
-        return is_shared, "" if is_shared else "a deep copy is another object"
+            return "with trained parameters, which no copy can share"
+        fail_if(copy.deepcopy(self.backbone) is not self.backbone, "a deep copy is another object")
+        return ""
 
     def state(self) -> dict[str, Tensor]:
         """Copy all weights and buffers."""
@@ -132,14 +144,15 @@ class Judge:
 
 
 def near(
-    actual: Tensor, expected: Tensor, tolerance: float, *, smallest: float = 0.0
-) -> tuple[bool, str]:
+    actual: Tensor, expected: Tensor, tolerance: float, *, smallest: float = 0.0, where: str = ""
+) -> str:
     """Compare relative to the largest number, or to `smallest` if all numbers are smaller."""
-    if actual.shape != expected.shape:
-        return False, f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    sizes = f"shape {tuple(actual.shape)} instead of {tuple(expected.shape)}"
+    fail_if(actual.shape != expected.shape, where + sizes)
     if not actual.numel():
-        return True, ""
+        return ""
     difference = (actual.detach().double() - expected.detach().double()).abs().max().item()
     scale = max(smallest, expected.detach().abs().max().item())
-    passed = difference <= tolerance * scale
-    return passed, f"largest difference {difference:.0e}" if difference else "no difference"
+    measured = f"largest difference {difference:.0e}" if difference else "no difference"
+    fail_if(not difference <= tolerance * scale, where + measured)  # it may be NaN
+    return measured

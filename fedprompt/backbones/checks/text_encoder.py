@@ -6,7 +6,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.backbones.checks._report import Judge, Line, Report, Verdict, judged, near
+from fedprompt.backbones.checks._report import Judge, Line, Report, fail_if, judged, near
 from fedprompt.interfaces import ClassNames, TextEncoder
 from fedprompt.prompts.context import prompted_text
 
@@ -97,37 +97,35 @@ class _Judge(Judge):
         several = context.ndim == 4
         return self.encoder(prompted_text(context, names or self.names, per_sample=several))
 
-    def shape(self) -> Verdict:
+    def shape(self) -> None:
         dim, width = self.encoder.dim, self.names.tokens.shape[-1]
-        if dim != width:
-            return False, f"dim is {dim}, but tokens have width {width}"
+        fail_if(dim != width, f"dim is {dim}, but tokens have width {width}")
         for context in (self.context, self.context[:1]):
             features = self.encode(context)
             axes = (len(context), len(self.names.names))
-            if features.ndim != 3 or features.shape[:2] != axes:
-                return False, f"features {tuple(features.shape)} for {axes} contexts and classes"
-            if not bool(features.isfinite().all()):
-                return False, "features that are not finite"
-        return True, ""
+            fits = features.ndim == 3 and features.shape[:2] == axes
+            fail_if(not fits, f"features {tuple(features.shape)} for {axes} contexts and classes")
+            fail_if(not features.isfinite().all(), "features that are not finite")
 
-    def repeatable(self) -> Verdict:
+    def repeatable(self) -> str:
         return _near(self.encode(self.context), self.encode(self.context))
 
-    def classes(self) -> Verdict:
+    def classes(self) -> str:
         together = self.encode(self.context)
         count = len(self.names.names)
         reverse = self.encode(self.context, self.names.select(range(count)[::-1])).flip(1)
         alone = [self.encode(self.context, self.names.select([number])) for number in range(count)]
-        return _all_near((reverse, together), (torch.cat(alone, 1), together))
+        _near(torch.cat(alone, 1), together)
+        return _near(reverse, together)
 
-    def contexts(self) -> Verdict:
+    def contexts(self) -> str:
         alone = [self.encode(context[None]) for context in self.context]
         return _near(torch.cat(alone), self.encode(self.context))
 
     @torch.no_grad()
-    def end_of_text(self) -> Verdict:
+    def end_of_text(self) -> str:
         if not self.names.causal:
-            return True, "may be read, because the names have causal=False"
+            return "may be read, because the names have causal=False"
         text = prompted_text(self.context, self.names)
         position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
         last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
@@ -137,30 +135,29 @@ class _Judge(Judge):
         return _near(self.encoder(changed), self.encoder(text))
 
     @torch.no_grad()
-    def class_specific(self) -> Verdict:
+    def class_specific(self) -> str:
         by_class = self.context[:, None].expand(-1, len(self.names.names), -1, -1)
         text = prompted_text(by_class, self.names, class_specific=True)
         return _near(self.encoder(text), self.encode(self.context))
 
-    def samples(self) -> Verdict:
+    def samples(self) -> str:
         contexts = torch.stack([self.context, -self.context, 2 * self.context])
         together = self.encode(contexts)
         loop = torch.stack([self.encode(context) for context in contexts])
-        return _all_near((together, loop), (self.encode(contexts[:0]), loop[:0]))
+        _near(self.encode(contexts[:0]), loop[:0])
+        return _near(together, loop)
 
-    def gradients(self) -> Verdict:
+    def gradients(self) -> None:
         context = self.context.clone().requires_grad_()
         with torch.enable_grad():
             features = self.encoder(prompted_text(context, self.names))
-            if not features.requires_grad:
-                return False, "features have no graph"
+            fail_if(not features.requires_grad, "features have no graph")
             weights = torch.linspace(0.5, 1.5, features.shape[-1], device=features.device)
             loss = (features.float() * weights).square().sum()
             (gradient,) = torch.autograd.grad(loss, context, allow_unused=True)
-        if gradient is None or not bool(gradient.isfinite().all()):
-            return False, "no finite gradient"
+        fail_if(gradient is None or not gradient.isfinite().all(), "no finite gradient")
         missing = int((gradient == 0).all(-1).sum())
-        return not missing, f"none at {missing} tokens" if missing else ""
+        fail_if(missing, f"none at {missing} tokens")
 
 
 _SAME = "check positions, the mask, the last norm, the pooled position and the projection"
@@ -179,12 +176,6 @@ _CHECKS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _all_near(*pairs: tuple[Tensor, Tensor]) -> Verdict:
-    """Return the verdict of the first pair that differs, or of the last pair."""
-    verdicts = [_near(*pair) for pair in pairs]
-    return next((verdict for verdict in verdicts if not verdict[0]), verdicts[0])
-
-
-def _near(actual: Tensor, expected: Tensor) -> Verdict:
+def _near(actual: Tensor, expected: Tensor) -> str:
     """Compare up to rounding, relative to the largest number."""
     return near(actual, expected, torch.finfo(actual.dtype).eps ** (2 / 3))

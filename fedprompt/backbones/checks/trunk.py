@@ -12,9 +12,10 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt.backbones._models import listed
 from fedprompt.backbones._probe import HALF, watched
-from fedprompt.backbones.checks._report import Judge, Line, Report, judged, near
-from fedprompt.interfaces import PromptStream, Trunk
-from fedprompt.prompts.forward import encode_front
+from fedprompt.backbones.checks import _report
+from fedprompt.backbones.checks._report import Judge, Line, Report, fail_if, judged, near
+from fedprompt.interfaces import Trunk
+from fedprompt.prompts.forward import pooled_features
 
 # Relative to the largest entry, for two computations of the same numbers in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -115,11 +116,8 @@ class _Judge(Judge):
 
     def run(self, images: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         """Run the trunk with the prompts of each layer in place of those before, or without any."""
-        trunk = self.trunk
-        stream = PromptStream(dict(enumerate(prompts)), replace=True)
-        tokens = encode_front(trunk, images, stream, start=trunk.depth)
-        end = trunk.prefix + (len(prompts[0]) if prompts else 0)
-        return trunk.pool(torch.cat([tokens[:, : trunk.prefix], tokens[:, end:]], 1))
+        tokens, context = self.trunk.embed(images)
+        return pooled_features(self.trunk, tokens, context, prompts)
 
     def prompts(self, count: int, tokens: Tensor | None = None) -> list[Tensor]:
         """Draw the same prompts in every call, as large as the tokens of the images."""
@@ -147,7 +145,7 @@ class _Judge(Judge):
         return [sizes, same, repeatable, norm, *prompted, frozen, unchanged, shared]
 
     @torch.no_grad()
-    def sizes(self) -> tuple[bool, str]:
+    def sizes(self) -> None:
         trunk = self.trunk
         tokens, context = trunk.embed(self.images)
         patches = tokens.shape[1] - trunk.prefix
@@ -169,38 +167,34 @@ class _Judge(Judge):
             wrong.append(f"num_features is {trunk.num_features}, but pool returns {shape}")
         if self._is_another_block(trunk.depth, previous, context, tokens):
             wrong.append(f"depth is {trunk.depth}, but block {trunk.depth} exists")
-        return not wrong, "; ".join(wrong)
+        fail_if(wrong, "; ".join(wrong))
 
     @torch.no_grad()
-    def same_as_the_model(self) -> tuple[bool | None, str]:
+    def same_as_the_model(self) -> str:
         if self.forward is None:
-            return None, "no `forward` was given"
+            raise _report.ClaimError(None, "no `forward` was given")
         expected = self.forward(self.images)
         return _near(self.features(), expected)
 
     @torch.no_grad()
-    def repeatable(self) -> tuple[bool, str]:
+    def repeatable(self) -> None:
         plain, first = self.features(), self.features(_PROMPTS)
         self.features(1)
         self.features(_PROMPTS, images=self.images[:1])
         pairs = {"with": (self.features(_PROMPTS), first), "without": (self.features(), plain)}
         for which, (again, before) in pairs.items():
-            passed, measured = _near(again, before)
-            if not passed:
-                return False, f"{which} prompts, {measured}"
-        return True, ""
+            _near(again, before, f"{which} prompts, ")
 
     @torch.no_grad()
-    def normalizes(self) -> tuple[bool, str]:
+    def normalizes(self) -> None:
         tokens, _ = self.trunk.embed(self.images)
-        if not torch.equal(self.trunk.normalize(tokens), tokens):
-            return True, ""
-        once, twice = (self.trunk.pool(factor * tokens) for factor in (1, 2))
-        same = (twice - once).abs().max() <= HALF * once.abs().max()
-        return not same, "it returns tokens unchanged, but `pool` has a norm" if same else ""
+        if torch.equal(self.trunk.normalize(tokens), tokens):
+            once, twice = (self.trunk.pool(factor * tokens) for factor in (1, 2))
+            same = (twice - once).abs().max() <= HALF * once.abs().max()
+            fail_if(same, "it returns tokens unchanged, but `pool` has a norm")
 
     @torch.no_grad()
-    def positions(self) -> tuple[bool, str]:
+    def positions(self) -> None:
         trunk = self.trunk
         tokens, context = trunk.embed(self.images)
         order = torch.arange(tokens.shape[1] + _PROMPTS, device=tokens.device)
@@ -210,36 +204,30 @@ class _Judge(Judge):
             tokens = _inserted(tokens, prompts, trunk.prefix, _PROMPTS if layer else 0)
             swapped = trunk.block(layer, tokens[:, order], context, _PROMPTS)
             tokens = trunk.block(layer, tokens, context, _PROMPTS)
-            passed, measured = _near(swapped, tokens[:, order])
-            if not passed:
-                return False, f"block {layer}: {measured}"
-        return True, ""
+            _near(swapped, tokens[:, order], f"block {layer}: ")
 
     @torch.no_grad()
-    def samples(self) -> tuple[bool, str]:
+    def samples(self) -> None:
         together = self.features(_PROMPTS)[:1]
         others = self.images.flip(0) * 0.5 + 0.25
         others[0] = self.images[0]
         for images in (others, self.images[:1]):
-            passed, measured = _near(self.features(_PROMPTS, images=images)[:1], together)
-            if not passed:
-                return False, f"in another batch, {measured}"
-        return True, ""
+            features = self.features(_PROMPTS, images=images)
+            _near(features[:1], together, "in another batch, ")
 
-    def gradients(self) -> tuple[bool, str]:
+    def gradients(self) -> None:
         with torch.enable_grad():
             prompts = [tokens.requires_grad_() for tokens in self.prompts(_PROMPTS)]
             with watched(self.model or nn.Module()) as lost:
                 pooled = self.run(self.images, prompts)
-            if lost:
-                return False, f"no backward pass in {listed(lost)}"
-            if not pooled.requires_grad:
-                return False, "features have no graph"
+            fail_if(lost, f"no backward pass in {listed(lost)}")
+            fail_if(not pooled.requires_grad, "features have no graph")
             weights = torch.linspace(0.5, 1.5, pooled.shape[1], device=pooled.device)
             loss = (pooled.float() * weights).square().sum()
-            gradients = torch.autograd.grad(loss, prompts, allow_unused=True)
-        missing = [layer for layer, gradient in enumerate(gradients) if not _reaches_all(gradient)]
-        return not missing, f"none at layers {listed(missing)}" if missing else ""
+            gradients = torch.autograd.grad(loss, prompts, materialize_grads=True)
+        reached = [bool(each.isfinite().all() and each.any(1).all()) for each in gradients]
+        missing = [layer for layer, fits in enumerate(reached) if not fits]
+        fail_if(missing, f"none at layers {listed(missing)}")
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"images": self.images.clone()}
@@ -261,12 +249,6 @@ _REMEDIES = {
 }
 
 
-def _near(actual: Tensor, expected: Tensor) -> tuple[bool, str]:
-    return near(actual, expected, _TOLERANCE.get(actual.dtype, HALF), smallest=1.0)
-
-
-def _reaches_all(gradient: Tensor | None) -> bool:
-    """Whether each prompt has a finite gradient other than zero."""
-    if gradient is None or not bool(torch.isfinite(gradient).all()):
-        return False
-    return bool((gradient != 0).any(1).all())
+def _near(actual: Tensor, expected: Tensor, where: str = "") -> str:
+    tolerance = _TOLERANCE.get(actual.dtype, HALF)
+    return near(actual, expected, tolerance, smallest=1.0, where=where)

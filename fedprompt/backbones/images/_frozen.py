@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -13,13 +12,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import Trainable, check_frozen
+from fedprompt.backbones._models import Trainable
 from fedprompt.backbones._probe import Probe, without_traces
 from fedprompt.interfaces import Trunk
+from fedprompt.prompts.forward import pooled_features
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """Rotary table of the patches, and mask over all tokens except prompts, for each block."""
 
     rotary: Tensor | None
@@ -77,14 +76,10 @@ class FrozenTrunk(Trunk):
         self.mask = attention_mask
         self.depth = len(self.blocks)
         self.trainable = Trainable()
-        # Checked in every forward pass, so stored as flat lists.
-        self._all_modules = list(model.modules())
-        self._all_parameters = list(model.parameters())
         self._weight_dtype = _weight(model).dtype
         with without_traces(model), torch.no_grad():
             self._token_dtype, self.num_features = self._measured()
-        shape = (self.depth, self.dim)
-        self.probe = Probe("model", model, (model, *containers), self._own, self._ours, shape)
+        self.probe = Probe(self, "trunk", "model", (model, *containers), (model,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
         self.trainable.check_alone()
@@ -93,18 +88,14 @@ class FrozenTrunk(Trunk):
     def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
         """Turn on the gradients of some parameters of the model, which are then `trainable`."""
         self.trainable = Trainable(self.model, chosen).requires_grad_()
-        self.probe.trained = dict(self.trainable.named_parameters())
-        trained = set(chosen)
-        self._all_parameters = [frozen for frozen in self._all_parameters if frozen not in trained]
+        self.probe.train(dict(self.trainable.named_parameters()))
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Check the model and the images, and return their tokens and the context of the blocks.
 
         Many models refuse empty batches. These get no tokens of one black image.
         """
-        check_frozen("trunk", self._all_modules, self._all_parameters)
-        if not images.is_meta:
-            self.probe.look()
+        self.probe.look(images)
         images = fitted(images, self.model, self.sizes())
         some = images if images.shape[0] else images.new_zeros(1, *images.shape[1:])
         tokens, rotary = self.embedded(some)
@@ -134,9 +125,7 @@ class FrozenTrunk(Trunk):
         self, tokens: Tensor, *, start: int, image_size: tuple[int, int] | None
     ) -> tuple[Tensor, Context]:
         """Return tokens before block `start` in the model's dtype, and their context."""
-        check_frozen("trunk", self._all_modules, self._all_parameters)
-        if not tokens.is_meta:
-            self.probe.look()
+        self.probe.look(tokens)
         self.check_front(start)
         weight = _weight(self.model)
         same = weight.dtype == self._weight_dtype  # else the model was cast later
@@ -163,9 +152,8 @@ class FrozenTrunk(Trunk):
         """Return the context of the blocks for tokens (batch, seq, dim) without prompts."""
         if self.mask is None:
             return Context(rotary, None)
-        if len(self.mask) != tokens.shape[1]:
-            rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
-            raise check.wrong("attention_mask", rule, tuple(self.mask.shape))
+        rule = f"have shape (seq, seq) for the {tokens.shape[1]} tokens"
+        check.require(len(self.mask) == tokens.shape[1], "attention_mask", rule, self.mask)
         return Context(rotary, self.mask.to(tokens))
 
     def _image(self) -> Tensor:
@@ -188,28 +176,21 @@ class FrozenTrunk(Trunk):
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise check.wrong("model", rule, got.rstrip(".")) from error
 
-    def _own(self) -> Any:
+    def as_a_whole(self) -> Any:
+        """Return the model's features of an image."""
         return self.own_features(self._image())
 
-    def _ours(self, prompts: Sequence[Tensor]) -> Tensor:
+    def part_by_part(self, prompts: Sequence[Tensor]) -> Tensor:
         """Return the model's outputs of an image, or of a few patches of it with prompts."""
         mask, self.mask = self.mask, None
         try:
             tokens, context = self.embed(self._image())
         finally:
             self.mask = mask
-        first, count = self.prefix, min(len(prompts), 1)
         if prompts:
-            tokens = tokens[:, : first + _FEW]
-            context = context.first(tokens.shape[1] - first)
-        for layer in range(self.depth):
-            if prompts:
-                prompt = prompts[layer].to(tokens.dtype)[None]
-                rest = tokens[:, first + min(layer, 1) :]
-                tokens = torch.cat([tokens[:, :first], prompt, rest], 1)
-            tokens = self.block(layer, tokens, context, count)
-        plain = torch.cat([tokens[:, :first], tokens[:, first + count :]], 1)
-        return self.outputs(self.pool(plain))
+            tokens = tokens[:, : self.prefix + _FEW]
+            context = context.first(tokens.shape[1] - self.prefix)
+        return self.outputs(pooled_features(self, tokens, context, prompts))
 
     def run(
         self, block: Callable[..., Tensor], tokens: Tensor, *, checkpointing: bool, **arguments: Any

@@ -22,18 +22,15 @@ def open_clip_maker(visual: Any) -> Callable[..., FrozenTrunk] | None:
         if make is None or hasattr(visual.head, "pool"):
             return None
         return lambda tower, mask: make(tower.trunk, mask, tower)
-    return _OpenClipTrunk if isinstance(visual, VisionTransformer) and _pools(visual) else None
+    if not isinstance(visual, VisionTransformer):
+        return None
+    single = visual.attn_pool is None or visual.attn_pool_contrastive is None
+    return _OpenClipTrunk if single and visual.pool_type in ("tok", "avg") else None
 
 
 def tower_sizes(visual: Any) -> Sizes:
     """Return the one size of images that a tower of open_clip takes."""
     return Sizes(convert.height_and_width("image_size", visual.image_size), None)
-
-
-def _pools(visual: Any) -> bool:
-    """Whether the tower has one feature for an image, unlike a tower with two attention pools."""
-    single = visual.attn_pool is None or visual.attn_pool_contrastive is None
-    return single and visual.pool_type in ("tok", "avg")
 
 
 class _OpenClipTrunk(FrozenTrunk):

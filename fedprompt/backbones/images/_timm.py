@@ -16,10 +16,7 @@ def timm_maker(model: object) -> Callable[..., FrozenTrunk] | None:
     from timm.models.eva import Eva
     from timm.models.vision_transformer import VisionTransformer
 
-    for family, trunk in ((VisionTransformer, _ViTTrunk), (Eva, _EvaTrunk)):
-        if isinstance(model, family):
-            return trunk
-    return None
+    return _TimmTrunk if isinstance(model, VisionTransformer | Eva) else None
 
 
 def timm_sizes(model: Any) -> Sizes:
@@ -43,7 +40,7 @@ def _grid(embed: Any, image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 class _TimmTrunk(FrozenTrunk):
-    """Base of the trunks of both families, alone or within an image tower of open_clip."""
+    """Trunk of both families, alone or within an image tower of open_clip."""
 
     def __init__(self, model: Any, attention_mask: Tensor | None, tower: Any = None) -> None:
         self.vit = model
@@ -68,51 +65,18 @@ class _TimmTrunk(FrozenTrunk):
             return self.model(images)
         return vit.forward_head(vit.forward_features(images), pre_logits=True)
 
-    def run_block(self, layer: int, tokens: Tensor, **arguments: Tensor | None) -> Tensor:
-        checkpointing = self.vit.grad_checkpointing
-        return self.run(self.blocks[layer], tokens, checkpointing=checkpointing, **arguments)
-
-    def grid(self, tokens: Tensor, image_size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the rows and columns of the patches, or None if the model takes any number."""
-        if image_size is None and self.vit.dynamic_img_size:
-            return None
-        embed = self.vit.patch_embed
-        rows, columns = embed.grid_size if image_size is None else _grid(embed, image_size)
-        check_count(tokens, self.prefix, rows, columns)
-        return rows, columns
-
-    def normalize(self, tokens: Tensor) -> Tensor:
-        # One of the two is the identity: timm normalizes either before or after the pooling.
-        normalized: Tensor = self.vit.fc_norm(self.vit.norm(tokens))
-        return normalized
-
-    def pool(self, tokens: Tensor) -> Tensor:
-        # In a tower of open_clip, timm's classifier is part of the projection.
-        pooled: Tensor = self.vit.forward_head(self.vit.norm(tokens), pre_logits=self.head is None)
-        return pooled if self.head is None else self.head(pooled)
-
-
-class _ViTTrunk(_TimmTrunk):
-    def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> None:
-        self.grid(tokens, image_size)  # only for its check
-
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        vit = self.vit
-        patches = vit.patch_embed(images)
-        return vit.norm_pre(vit.patch_drop(vit._pos_embed(patches))), None
-
-    def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        return self.run_block(layer, tokens, attn_mask=context.mask_with(num_prompts, self.prefix))
-
-
-class _EvaTrunk(_TimmTrunk):
-    def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        tokens, rotary = self.vit._pos_embed(self.vit.patch_embed(images))
+        # In eval mode, no patch is dropped. Only Eva returns a rotary table, or None.
+        found = self.vit._pos_embed(self.vit.patch_embed(images))
+        tokens, rotary = found if isinstance(found, tuple) else (found, None)
         return self.vit.norm_pre(tokens), rotary
 
     def rotary_table(self, tokens: Tensor, image_size: tuple[int, int] | None) -> Tensor | None:
-        grid = self.grid(tokens, image_size)
-        rope = self.vit.rope
+        embed, grid = self.vit.patch_embed, None
+        if image_size is not None or not self.vit.dynamic_img_size:
+            grid = embed.grid_size if image_size is None else _grid(embed, image_size)
+            check_count(tokens, self.prefix, *grid)
+        rope = getattr(self.vit, "rope", None)
         if rope is None:
             return None
         rule = "be given, because positions depend on height and width"
@@ -123,12 +87,24 @@ class _EvaTrunk(_TimmTrunk):
         return table
 
     def block(self, layer: int, tokens: Tensor, context: Context, num_prompts: int) -> Tensor:
-        rotary = context.rotary
-        if rotary is not None and getattr(self.vit, "rope_mixed", False):
-            rotary = rotary[layer]
-        if rotary is not None and num_prompts:  # prompts get the identity rotation
-            shape = (*rotary.shape[:-2], num_prompts, rotary.shape[-1] // 2)
-            identity = torch.cat([rotary.new_zeros(shape), rotary.new_ones(shape)], -1)
-            rotary = torch.cat([identity, rotary], -2)
-        mask = context.mask_with(num_prompts, self.prefix)
-        return self.run_block(layer, tokens, rope=rotary, attn_mask=mask)
+        given = {"attn_mask": context.mask_with(num_prompts, self.prefix)}
+        if (rotary := context.rotary) is not None:
+            if getattr(self.vit, "rope_mixed", False):
+                rotary = rotary[layer]
+            if num_prompts:  # prompts get the identity rotation
+                shape = (*rotary.shape[:-2], num_prompts, rotary.shape[-1] // 2)
+                identity = torch.cat([rotary.new_zeros(shape), rotary.new_ones(shape)], -1)
+                rotary = torch.cat([identity, rotary], -2)
+            given["rope"] = rotary
+        checkpointing = self.vit.grad_checkpointing
+        return self.run(self.blocks[layer], tokens, checkpointing=checkpointing, **given)
+
+    def normalize(self, tokens: Tensor) -> Tensor:
+        # One of the two is the identity: timm normalizes either before or after the pooling.
+        normalized: Tensor = self.vit.fc_norm(self.vit.norm(tokens))
+        return normalized
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        # In a tower of open_clip, timm's classifier is part of the projection.
+        pooled: Tensor = self.vit.forward_head(self.vit.norm(tokens), pre_logits=self.head is None)
+        return pooled if self.head is None else self.head(pooled)

@@ -43,6 +43,7 @@ class _TransformersTrunk(FrozenTrunk):
         check.require(fits, "attention_mask", rule, f"a mask for {config._attn_implementation}")
         self.blocks = encoder.layer if hasattr(encoder, "layer") else encoder.layers
         self.dim = config.hidden_size
+        self.prefix += getattr(config, "num_register_tokens", 0)
         super().__init__(model, attention_mask, self.vision, encoder)
 
     @property
@@ -97,10 +98,6 @@ class _DeiTTrunk(_ViTTrunk):
 
 class _DinoTrunk(_ViTTrunk):
     """DINOv2, whose positions are always interpolated."""
-
-    def __init__(self, model: Any, attention_mask: Tensor | None) -> None:
-        self.prefix = 1 + getattr(model.config, "num_register_tokens", 0)
-        super().__init__(model, attention_mask)
 
     def embedded(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.vision.embeddings(images), None

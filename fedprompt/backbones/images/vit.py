@@ -158,12 +158,16 @@ def _reason_to_refuse(model: Any) -> str:
     """Return the reason to refuse a model, and the remedy."""
     if not isinstance(model, nn.Module):
         return "it is not an nn.Module"
-    if type(model).__name__ != "TimmModel" and (wrapped := inside(model, _maker)):
+    name = type(model).__name__
+    if name != "TimmModel" and (wrapped := inside(model, _maker)):
         peft = "get_base_model" in wrapped
         return f"{wrapped}{' and its trained parameters as `trainable=`' * peft}"
-    if others := _elsewhere(type(model).__name__):
-        return others
-    timm_model = model.trunk if type(model).__name__ == "TimmModel" else model
+    for beginning, place in _ELSEWHERE.items():
+        if name.startswith(beginning):
+            return f"the same weights are supported in {place}"
+    if name.startswith(_NOWHERE):
+        return f"its weights are in no library that is supported; {_WRITE_A_TRUNK}"
+    timm_model = model.trunk if name == "TimmModel" else model
     reason = _REASONS.get(type(timm_model).__module__.rpartition(".")[2])
     if reason == _WINDOWS:
         return reason
@@ -172,16 +176,6 @@ def _reason_to_refuse(model: Any) -> str:
     # A single convolution may be the patch embedding.
     num_convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     return _PAD if num_convolutions > 1 else "it has no attention"
-
-
-def _elsewhere(name: str) -> str | None:
-    """Name another library with the weights of a class of transformers."""
-    for beginning, place in _ELSEWHERE.items():
-        if name.startswith(beginning):
-            return f"the same weights are supported in {place}"
-    if name.startswith(_NOWHERE):
-        return f"its weights are in no library that is supported; {_WRITE_A_TRUNK}"
-    return None
 
 
 def _has_attention(model: nn.Module) -> bool:

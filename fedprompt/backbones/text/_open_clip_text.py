@@ -1,6 +1,5 @@
 """Parts of open_clip's text towers."""
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -23,30 +22,30 @@ class OpenClipText:
         pooled_at: Position at which features are read. None for the end of text.
         depth: Number of blocks.
         embedding: Embedding of token ids.
+        modules: Parts that sentences run through.
     """
 
     images: tuple[str, ...] = ("visual.",)
 
     def __init__(self, clip_model: Any) -> None:
-        self._text = text = _text_of(clip_model)
+        self._text = text = getattr(clip_model, "text", clip_model)
+        if reason := _reason_to_refuse(text, separate=text is not clip_model):
+            rule = f"have a text tower that takes embeddings ({reason})"
+            raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
         self._clip = clip_model
         self.containers = (clip_model, text, text.transformer, text.token_embedding)
+        pool = _pool_type(text)
         # The end of text is recognized by its id, or by the largest id.
         end: Any = getattr(text, "text_eos_id", getattr(text, "eos_id", None))
-        by_id = _pool_type(text) == "eos" and end is not None
+        by_id = pool == "eos" and end is not None
         self.end: int = end if by_id else text.token_embedding.num_embeddings - 1
-        pool = _pool_type(text)
         self.context_length: int = text.context_length
         self.causal = text.attn_mask is not None and pool in ("argmax", "eos")
         self.pooled_at: int | None = {"first": 0, "last": self.context_length - 1}.get(pool)
         self.depth = len(text.transformer.resblocks)
         self.embedding: nn.Embedding = text.token_embedding
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the parts that sentences run through."""
-        text = self._text
         parts = (text.transformer, text.ln_final, text.token_embedding, text.text_projection)
-        return (part for part in parts if isinstance(part, nn.Module))
+        self.modules = [part for part in parts if isinstance(part, nn.Module)]
 
     @property
     def positions(self) -> Tensor:
@@ -84,15 +83,6 @@ class OpenClipText:
             return pooled
         is_module = isinstance(projection, nn.Module)
         return cast(Tensor, projection(pooled) if is_module else pooled @ projection)
-
-
-def _text_of(clip_model: nn.Module) -> Any:
-    """Return the part of a model that contains the text tower, or refuse the model."""
-    text: Any = getattr(clip_model, "text", clip_model)
-    if reason := _reason_to_refuse(text, separate=text is not clip_model):
-        rule = f"have a text tower that takes embeddings ({reason})"
-        raise check.wrong_type("clip_model", rule, type(clip_model).__name__)
-    return text
 
 
 def _reason_to_refuse(text: Any, *, separate: bool) -> str | None:

@@ -1,6 +1,5 @@
 """Parts of the text towers of transformers' CLIP models, and their tokenizers."""
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ class HuggingText:
         pooled_at: None. Features are read at the end of text.
         depth: Number of blocks.
         embedding: Embedding of token ids.
+        modules: Parts that sentences run through.
         mask: None. Masks are causal.
     """
 
@@ -42,15 +42,10 @@ class HuggingText:
         attention = self._text.config._attn_implementation
         rule = 'be loaded with attn_implementation="sdpa", whose masks can be chosen'
         check.require(attention in ("sdpa", "eager"), "clip_model", rule, repr(attention))
-        self._projection = clip_model.text_projection
-        self.context_length: int = self._text.embeddings.position_embedding.num_embeddings
+        self.context_length: int = embeddings.position_embedding.num_embeddings
         self.depth = len(self._text.encoder.layers)
-        self.embedding: nn.Embedding = self._text.embeddings.token_embedding
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the parts that sentences run through."""
-        yield self._text
-        yield self._projection
+        self.embedding: nn.Embedding = embeddings.token_embedding
+        self.modules = [self._text, clip_model.text_projection]
 
     @property
     def positions(self) -> Tensor:
@@ -82,7 +77,7 @@ class HuggingText:
 
     def project(self, tokens: Tensor) -> Tensor:
         """Apply the last norm and the projection to pooled tokens."""
-        projected: Tensor = self._projection(self._text.final_layer_norm(tokens))
+        projected: Tensor = self._clip.text_projection(self._text.final_layer_norm(tokens))
         return projected
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
 from fedprompt.backbones._blocks import tokens_at
-from fedprompt.backbones._models import check_frozen, check_unadapted, inside, libraries
+from fedprompt.backbones._models import check_unadapted, inside, libraries
 from fedprompt.backbones._probe import Probe, restored_on_error
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
@@ -104,14 +104,8 @@ class TextTower:
             tokenizer, context_length=self.context_length, size=self._parts.embedding.num_embeddings
         )
         _check_unadapted(clip_model, self._parts.images)
-        # Checked in every forward pass, so stored as flat lists.
-        parts = list(self._parts.modules())
-        self._all_modules = [module for part in parts for module in part.modules()]
-        self._all_parameters = [weight for part in parts for weight in part.parameters()]
-        shape = (self.depth, self.dim)
-        self.probe = Probe(
-            "clip_model", clip_model, self._parts.containers, self._own, self._ours, shape
-        )
+        parts = self._parts
+        self.probe = Probe(self, "tower", "clip_model", parts.containers, parts.modules)
         with restored_on_error(clip_model):
             self.model = freeze(clip_model)
             self.probe.begin(enabled=probe)
@@ -259,12 +253,13 @@ class TextTower:
         length = 4 if self.causal else self.context_length
         return [word, word, word, end, *[word] * (length - 4)]
 
-    def _own(self) -> Any:
+    def as_a_whole(self) -> Any:
+        """Return the model's features of a sentence."""
         ids = self._sentence()
         ids += ids[:1] * (self.context_length - len(ids))
         return self._parts.own_features(torch.tensor([ids], device=self._parts.positions.device))
 
-    def _ours(self, prompts: Sequence[Tensor]) -> Tensor:
+    def part_by_part(self, prompts: Sequence[Tensor]) -> Tensor:
         """Return features of the sentence, with prompts of each layer in place of a word."""
         tokens = self._embedded(self._sentence())
         words = [tokens[:1], prompts[0].to(tokens) if prompts else tokens[1:2]]
@@ -301,9 +296,7 @@ class TextTower:
         rule = f"have {'at most' if self.causal else 'exactly'} {self.context_length} tokens"
         fits = length <= self.context_length and (self.causal or length == self.context_length)
         check.require(fits, "text", rule, length)
-        check_frozen("tower", self._all_modules, self._all_parameters)
-        if not text.prefix.is_meta:
-            self.probe.look()
+        self.probe.look(text.prefix)
 
 
 _RULE = (
