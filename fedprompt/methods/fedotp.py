@@ -100,9 +100,8 @@ class _TwoContexts(ClipModel):
         super().__init__(setting)
         self.match = match
         self.read = read
-        rng = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
-        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=rng)
+        self.private = setting.drawn_contexts("private context")
 
     def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
         """Classify images by the tokens that are read: the patches follow the pooled one."""

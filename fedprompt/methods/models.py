@@ -332,6 +332,12 @@ class ClipSetting(Setting):
         """Make a context whose initial values depend on the seed alone."""
         return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
 
+    def drawn_contexts(self, purpose: str, count: int = 1) -> fp.ContextPrompts:
+        """Make contexts from a stream of their own, which `purpose` names."""
+        size = dict[str, Any](num_contexts=count, length=self.length)
+        draw = self.generator(0, purpose=purpose)
+        return fp.ContextPrompts(self.tower.dim, **size, generator=draw)
+
     def new_model(self, client: int = 0) -> PromptedClassifier:
         """Make a model with a new context, the same for every client."""
         return PromptedClassifier(self, self.new_context())

@@ -27,9 +27,8 @@ class _Portfolio(ClipModel):
     def __init__(self, setting: ClipSetting, private_share: float) -> None:
         super().__init__(setting)
         self.private_share = private_share
-        draw = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
-        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=draw)
+        self.private = setting.drawn_contexts("private context")
 
     def text(self) -> Tensor:
         """Mix the text features (classes, dim) of length 1; the mixture is shorter."""
