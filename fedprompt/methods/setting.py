@@ -9,7 +9,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -329,21 +329,13 @@ class ClientData:
         inputs = self.inputs_at(torch.arange(self.num_examples, device="cpu"))
         return inputs.to(self.setting.device), self.labels
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         """Compute in the dtype of the setting, for steps without `batches`.
 
         Weights are cast at each use, because PyTorch's cache would keep those before a step.
         """
         dtype, device = self.setting.autocast, torch.device(self.setting.device).type
-        if dtype is None:
-            yield
-            return
-        context = _casts.enter(device, dtype)
-        try:
-            yield
-        finally:
-            _casts.leave(context)
+        return nullcontext() if dtype is None else _casts.entered(device, dtype)
 
     def learning_rate(self, rate: float) -> float:
         """Multiply a learning rate by the factor of the schedule in this round."""
