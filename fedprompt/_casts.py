@@ -17,21 +17,21 @@ class _Casts(threading.local):
 _CASTS = _Casts()
 
 
-def enter(device: str, dtype: torch.dtype) -> torch.autocast:
-    """Turn autocast on, without its cache, and return it for :func:`leave`."""
+@contextmanager
+def entered(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Turn autocast on, without its cache, until its last user leaves or it is ended."""
     if _CASTS.context is None:
         _CASTS.context = torch.autocast(device, dtype, cache_enabled=False)
         _CASTS.context.__enter__()  # type: ignore[no-untyped-call]
+    context = _CASTS.context
     _CASTS.depth += 1
-    return _CASTS.context
-
-
-def leave(context: torch.autocast) -> None:
-    """Turn autocast off after its last user. One that was ended before changes nothing."""
-    if context is _CASTS.context:
-        _CASTS.depth -= 1
-        if not _CASTS.depth:
-            _end()
+    try:
+        yield
+    finally:
+        if context is _CASTS.context:
+            _CASTS.depth -= 1
+            if not _CASTS.depth:
+                _end()
 
 
 @contextmanager

@@ -1,25 +1,35 @@
 """Paths, and files that are replaced completely or not at all, by one process at a time."""
 
+import io
 import json
 import os
 import re
 import secrets
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import fedprompt._refusals as check
 
-fcntl: ModuleType | None
-try:
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 2**30, os.SEEK_SET)  # behind the name, which others read
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+else:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 WAIT = 30.0
 """Seconds that a process waits for another one that writes."""
@@ -37,11 +47,10 @@ def path_of(argument: str, path: object, *, of: str = "file") -> Path:
 
 def file_of(argument: str, path: object) -> Path:
     """Return the path of a regular file, or of no file yet. Reading a pipe would not return."""
-    checked = path_of(argument, path)
-    if checked.exists() and not stat.S_ISREG(checked.stat().st_mode):
-        found = "a directory" if checked.is_dir() else "a pipe or a device"
-        raise check.wrong(argument, "be the path of a file", found)
-    return checked
+    given = path_of(argument, path)
+    found = "a directory" if given.is_dir() else "a pipe or a device"
+    check.require(not given.exists() or given.is_file(), argument, "be the path of a file", found)
+    return given
 
 
 @contextmanager
@@ -49,15 +58,14 @@ def locked(path: Path) -> Iterator[None]:
     """Let one writer at a time write a file, or to a directory. Reading needs no lock.
 
     The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The system
-    frees it when its process ends. Where the system has no such locks, a lock whose process is gone
-    from this machine is taken over.
+    frees it when its process ends. On Windows, the file stays.
 
     Raises:
         TimeoutError: If another process still writes after 30 seconds.
     """
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
-    patience, take = time.monotonic() + WAIT, _created if fcntl is None else _flocked
-    while (held := take(lock)) is None:
+    patience = time.monotonic() + WAIT
+    while (held := _taken(lock)) is None:
         if time.monotonic() > patience:
             holder = _holder(lock)
             who = f"process {holder['process']} on {holder['host']}" if holder else "a process"
@@ -66,57 +74,24 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        try:
-            lock.unlink(missing_ok=True)
-        finally:
-            os.close(held)
+        with closing(held), suppress(FileNotFoundError, PermissionError):  # on Windows it is open
+            lock.unlink()
 
 
-def _flocked(lock: Path) -> int | None:
+def _taken(lock: Path) -> io.FileIO | None:
     """Take the lock of the system, and return its open file, or None if another process has it."""
-    assert fcntl is not None
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.lstat(lock)):  # its last holder removes it
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, _me())
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with ExitStack() as ended:
+        held = ended.enter_context(io.FileIO(os.open(lock, flags, 0o666), "r+"))
+        with suppress(BlockingIOError, FileNotFoundError, PermissionError):
+            _lock(held.fileno())
+            if os.path.samestat(os.fstat(held.fileno()), lock.lstat()):  # its holder removed it
+                held.truncate(0)
+                me = {"process": os.getpid(), "host": socket.gethostname()}
+                held.write(json.dumps(me).encode())
+                ended.pop_all()
+                return held
     return None
-
-
-def _created(lock: Path) -> int | None:
-    """Take the lock by making its file, or by removing that of a dead process of this machine."""
-    with suppress(FileExistsError):
-        descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            os.write(descriptor, _me())
-        except BaseException:  # a lock without a name would block all others
-            os.close(descriptor)
-            lock.unlink(missing_ok=True)
-            raise
-        return descriptor
-    holder = _holder(lock)
-    if _is_stale(lock, holder):
-        stale = lock.with_name(f"{lock.name}.{secrets.token_hex(8)}")
-        with suppress(FileNotFoundError):
-            os.rename(lock, stale)  # of two processes one can
-            taken = _holder(stale)
-            if taken != holder:  # another process was first, and this is its lock
-                os.rename(stale, lock)
-            else:
-                stale.unlink()
-    return None
-
-
-def _me() -> bytes:
-    return json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode()
 
 
 def _holder(lock: Path) -> dict[str, Any] | None:
@@ -126,29 +101,6 @@ def _holder(lock: Path) -> dict[str, Any] | None:
         if isinstance(found, dict) and {"process", "host"} <= found.keys():
             return found
     return None
-
-
-def _is_stale(lock: Path, holder: dict[str, Any] | None) -> bool:
-    """Whether the process of a lock is dead. Without a name, it died before it wrote its name."""
-    if holder:
-        return holder["host"] == socket.gethostname() and not _is_alive(holder["process"])
-    with suppress(FileNotFoundError):
-        status = lock.lstat()
-        return stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > WAIT / 2
-    return False
-
-
-def _is_alive(process: object) -> bool:
-    """Whether a process of this machine runs, as far as the system tells."""
-    if type(process) is not int or not 0 < process < 2**31 or os.name != "posix":
-        return True  # elsewhere a signal ends the process
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def is_newer(given: object, than: str) -> bool:

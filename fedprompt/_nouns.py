@@ -7,20 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt._refusals import (
-    count,
-    finite,
-    function,
-    instance,
-    kind,
-    located,
-    names,
-    nonnegative,
-    tensor,
-    values_readable,
-    wrong,
-    wrong_type,
-)
+import fedprompt._refusals as check
 from fedprompt.interfaces import ClassNames, Method, Payload, PromptStream, Weighted
 from fedprompt.interfaces.method import DECODES
 from fedprompt.interfaces.nouns import per_row
@@ -30,9 +17,8 @@ def layout(argument: str, entry: object) -> Weighted:
     """Return an entry of tensors; its numbers are not checked."""
     if not isinstance(entry, Weighted):
         hint = " (collect(module, weight=...) makes a payload)" if isinstance(entry, Tensor) else ""
-        raise wrong_type(argument, "be a Weighted(value, weight)", kind(entry) + hint)
-    if not isinstance(entry.value, Tensor):
-        raise wrong_type(f"{argument}.value", "be a floating-point tensor", kind(entry.value))
+        raise check.wrong_type(argument, "be a Weighted(value, weight)", check.kind(entry) + hint)
+    check.instance(f"{argument}.value", entry.value, Tensor, "be a floating-point tensor")
     return entry
 
 
@@ -42,7 +28,7 @@ def entry(argument: str, entry: object) -> None:
     Values are not checked where they cannot be read.
     """
     value, weight = layout(argument, entry)
-    if not values_readable(value, weight):
+    if not check.values_readable(value, weight):
         return
     # A negative weight makes the second sum NaN. There are false alarms: a row of weight 0 may
     # contain NaN, and a large product may overflow.
@@ -57,12 +43,12 @@ def rows(argument: str, entry: Weighted) -> None:
     rows = entry.known.reshape(entry.weight.numel(), -1)
     if broken := torch.nonzero(~torch.isfinite(rows).all(1)).flatten().tolist():
         rule = "be finite wherever its weight is positive"
-        raise wrong(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
+        raise check.wrong(f"{argument}.value", rule, f"NaN or infinity in rows {broken[:5]}")
 
 
 def weights(argument: str, entry: Weighted) -> None:
     """Require finite weights of at least 0; values are not checked."""
-    nonnegative(f"{argument}.weight", entry.weight)
+    check.nonnegative(f"{argument}.weight", entry.weight)
 
 
 def payload(payload: object) -> None:
@@ -73,7 +59,7 @@ def payload(payload: object) -> None:
 
 def form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
     """Return a payload of entries; numbers are not checked."""
-    names(argument, payload, "map names to Weighted", at_least=at_least)
+    check.names(argument, payload, "map names to Weighted", at_least=at_least)
     for name, entry in payload.items():
         layout(f"{argument}[{name!r}]", entry)
     checked: Payload = payload
@@ -83,44 +69,44 @@ def form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
 def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weighted) -> Tensor:
     """Return the tensor of a name, which has the form of the payload's entry of this name."""
     if name not in values:
-        raise wrong(argument, f"have the name {name!r}", sorted(values))
+        raise check.wrong(argument, f"have the name {name!r}", sorted(values))
     like = entry.value
-    tensor(f"{argument}[{name!r}]", values[name], like.dtype, like.shape, "the payload")
+    check.tensor(f"{argument}[{name!r}]", values[name], like.dtype, like.shape, "the payload")
     return values[name]
 
 
 def stream(argument: str, stream: Any, dim: int | None = None) -> None:
     """Require a stream of prompts of a width, with finite numbers on the CPU."""
-    instance(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
+    check.instance(argument, stream, PromptStream, "be a PromptStream; call the prompt module")
     for layer, tokens in stream.layers.items():
         place = f"{argument}.layers[{layer}]"
-        instance(place, tokens, Tensor, "be a floating-point tensor")
-        finite(place, tokens, sync=False)
+        check.instance(place, tokens, Tensor, "be a floating-point tensor")
+        check.finite(place, tokens, sync=False)
         if tokens.ndim not in (2, 3) or dim not in (None, tokens.shape[-1]):
             width = "dim" if dim is None else str(dim)
             rule = f"have shape (prompts, {width}) or (batch, prompts, {width})"
-            raise wrong(place, rule, tuple(tokens.shape))
+            raise check.wrong(place, rule, tuple(tokens.shape))
 
 
 def class_names(names: Any) -> None:
     """Require class names as a text tower makes them."""
-    instance("names", names, ClassNames, "be ClassNames, from tower.class_names")
-    instance("names.tokens", names.tokens, Tensor, "be a floating-point tensor")
+    check.instance("names", names, ClassNames, "be ClassNames, from tower.class_names")
+    check.instance("names.tokens", names.tokens, Tensor, "be a floating-point tensor")
 
 
 def method(method: Any, *, needs_form: bool = False) -> None:
     """Require a method, with a form if it is needed."""
-    instance("method", method, Method, "be a Method(client, server, predict)")
+    check.instance("method", method, Method, "be a Method(client, server, predict)")
     if needs_form:
-        function("method.form", method.form, DECODES)
+        check.function("method.form", method.form, DECODES)
 
 
 def cohort(cohort: list[int], server_round: int) -> list[int]:
     """Return the ids of the clients of a round, each once."""
-    with located(f"round {server_round}"):
+    with check.located(f"round {server_round}"):
         for position, client in enumerate(cohort):
-            count(f"cohorts[{server_round}][{position}]", client, at_least=0)
+            check.count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in cohort]
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
-            raise wrong("cohorts", "have a client at most once in a round", doubled)
+            raise check.wrong("cohorts", "have a client at most once in a round", doubled)
     return clients

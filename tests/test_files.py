@@ -1,9 +1,12 @@
 """Files with one writer at a time, which no link, mode or killed process breaks."""
 
-import json
+import fcntl
+import importlib.util
 import multiprocessing
 import os
 import socket
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,7 +31,6 @@ def saved_ledger(path, ledger=None):
 
 
 WRITERS = {".lock": saved_checkpoint, ".prompts.lock": saved_prompts, ".ledger.lock": saved_ledger}
-ways = pytest.mark.parametrize("flock", [True, False])
 writers = pytest.mark.parametrize(("lock", "save"), WRITERS.items())
 
 
@@ -37,24 +39,27 @@ def brief(monkeypatch):
     monkeypatch.setattr(files, "WAIT", 0.2)
 
 
-def hold(lock, ready, done):
-    """Hold a lock in another process, until it may go."""
-    path = lock.parent if lock.name == ".lock" else lock.with_name(lock.name[1:-5])
-    with files.locked(path):
+def hold(locked, path, ready, done):
+    """Hold a lock in another process, until it may go or is killed."""
+    with locked(path):
         ready.set()
         done.wait(20)
 
 
-@ways
-@writers
-def test_a_second_writer_waits_and_is_told_who_writes(lock, save, flock, tmp_path, monkeypatch):
-    if not flock:
-        monkeypatch.setattr(files, "fcntl", None)
+def another(path, locked=files.locked):
+    """Start a process that holds the lock of a path."""
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(tmp_path / lock, ready, done))
+    other = context.Process(target=hold, args=(locked, path, ready, done))
     other.start()
     assert ready.wait(20)
+    return other, done
+
+
+@writers
+def test_a_second_writer_waits_and_is_told_who_writes(lock, save, tmp_path):
+    path = tmp_path if lock == ".lock" else tmp_path / lock[1:-5]
+    other, done = another(path)
     who = f"is written by process {other.pid} on {socket.gethostname()}; waited 0.2 s"
     with pytest.raises(TimeoutError, match=who):
         save(tmp_path)
@@ -64,37 +69,42 @@ def test_a_second_writer_waits_and_is_told_who_writes(lock, save, flock, tmp_pat
     assert not (tmp_path / lock).exists()
 
 
-@ways
 @writers
-def test_the_lock_of_a_killed_process_is_taken_over(lock, save, flock, tmp_path, monkeypatch):
-    if not flock:
-        monkeypatch.setattr(files, "fcntl", None)
-    context = multiprocessing.get_context("fork")
-    dead = context.Process(target=os._exit, args=(0,))
-    dead.start()
-    dead.join()
-    holder = {"process": dead.pid, "host": socket.gethostname()}
-    (tmp_path / lock).write_text(json.dumps(holder))
+def test_the_lock_of_a_killed_process_is_taken_over(lock, save, tmp_path):
+    other, _ = another(tmp_path if lock == ".lock" else tmp_path / lock[1:-5])
+    other.kill()
+    other.join()
+    assert (tmp_path / lock).exists()
     save(tmp_path)
     assert not list(tmp_path.glob(".*"))
-    if not flock:  # of another host nobody knows
-        (tmp_path / lock).write_text(json.dumps(holder | {"host": "elsewhere"}))
-        with pytest.raises(TimeoutError, match="on elsewhere"):
-            save_payload({"x": torch.ones(1)}, tmp_path / "other", header=Header()) or save(
-                tmp_path
-            )
 
 
-def test_a_lock_without_a_name_blocks_nobody_for_ever(tmp_path, monkeypatch):
-    """A process was killed, or its disk was full, before it wrote its name."""
-    monkeypatch.setattr(files, "fcntl", None)
-    lock = tmp_path / ".prompts.lock"
-    lock.touch()
-    saved_prompts(tmp_path)
-    monkeypatch.setattr(files, "_me", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        saved_prompts(tmp_path)
-    assert not lock.exists()
+def test_on_windows_a_second_writer_waits_as_well(tmp_path, monkeypatch):
+    def locking(descriptor, mode, size):  # of a part of the file that nobody reads
+        assert (mode, size, os.lseek(descriptor, 0, os.SEEK_CUR)) == ("now", 1, 2**30)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PermissionError(13, "locked") from error
+
+    spec = importlib.util.spec_from_file_location("files_of_windows", files.__file__)
+    windows = importlib.util.module_from_spec(spec)
+    fake = SimpleNamespace(LK_NBLCK="now", locking=locking)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        patch.setitem(sys.modules, "msvcrt", fake)
+        spec.loader.exec_module(windows)
+    monkeypatch.setattr(windows, "WAIT", 0.2)
+    other, done = another(tmp_path / "prompts", windows.locked)
+    with (
+        pytest.raises(TimeoutError, match=f"by process {other.pid} on"),
+        windows.locked(tmp_path / "prompts"),
+    ):
+        pass
+    done.set()
+    other.join()
+    with windows.locked(tmp_path / "prompts"):
+        assert (tmp_path / ".prompts.lock").stat().st_size < 2**10
 
 
 def test_planted_links_and_files_of_the_user_are_left_alone(tmp_path):

@@ -1,7 +1,7 @@
 """Aggregators of entries, applied to each name of payloads."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
@@ -59,20 +59,15 @@ def aggregate(
         by_name: Constructor of the statistics of payloads, called with `make`.
     """
     check.iterable("entries", things, "entries or of payloads")
-    statistics: ByName | None = None
-    statistic: Statistic | None = None
+    total: Any = None
     each: Any
     for position, each in enumerate(things):
-        if statistics is not None or (statistic is None and isinstance(each, Mapping)):
-            statistics = statistics or by_name(make)
-            statistics.add(f"payloads[{position}]", each)
-            continue
-        place = f"entries[{position}]"
-        check.require(not isinstance(each, Mapping), place, _FIRST, "a payload", TypeError)
-        statistic = statistic or make(nouns.layout(place, each))
-        statistic.add(place, each)
-    if statistics is not None:
-        return statistics.result()
-    if statistic is None:
-        raise check.wrong("entries", "hold at least one entry or payload", "none")
-    return statistic.result()
+        payloads = isinstance(each, Mapping) if total is None else isinstance(total, ByName)
+        place = f"{'payloads' if payloads else 'entries'}[{position}]"
+        fits = payloads or not isinstance(each, Mapping)
+        check.require(fits, place, _FIRST, "a payload", TypeError)
+        if total is None:
+            total = by_name(make) if payloads else make(nouns.layout(place, each))
+        total.add(place, each)
+    check.some("entries", total is not None, "hold at least one entry or payload")
+    return cast(Weighted | dict[str, Weighted], total.result())

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -265,9 +265,9 @@ def _yogi(second: Tensor, square: Tensor, decay: float) -> Tensor:
 
 def _moment(name: str, state: State, previous: Tensor) -> Tensor:
     """Return a moment of the state, on the device of the previous value."""
-    moment = state.get(name)
-    shaped = isinstance(moment, Tensor) and moment.shape == previous.shape
-    if not isinstance(moment, Tensor) or not shaped or not moment.is_floating_point():
-        rule = f"{FROM_INIT} for a value of shape {tuple(previous.shape)}"
-        raise check.wrong("state", rule, f"{check.kind(moment)} as {name!r}")
-    return moment.to(previous.device)
+    moment: Any = state.get(name)
+    fits = isinstance(moment, Tensor) and moment.shape == previous.shape
+    rule = f"{FROM_INIT} for a value of shape {tuple(previous.shape)}"
+    got = f"{check.kind(moment)} as {name!r}"
+    check.require(fits and moment.is_floating_point(), "state", rule, got)
+    return cast(Tensor, moment.to(previous.device))

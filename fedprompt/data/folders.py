@@ -10,6 +10,7 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import normalize
@@ -189,9 +190,8 @@ def read_folder(
         raise FileNotFoundError(f"`root` must be a folder or a list of images; {path} is missing.")
     lists = [] if wanted in TREES else _lists(path, wanted)
     if path.is_file() or wanted in LISTS:
-        if len(lists) != 1:
-            rule = "be or have one list of images: split_zhou_*.json, or a CSV with path and label"
-            raise check.wrong("root", rule, _few(map(str, lists)) or path)
+        rule = "be or have one list of images: split_zhou_*.json, or a CSV with path and label"
+        check.require(len(lists) == 1, "root", rule, _few(map(str, lists)) or path)
         return _listed(*lists[0], skip)
     found, skipped = _walk(path, skip or bool(lists))
     readings = [_reading(tree, found) for tree in ((wanted,) if wanted else TREES)]
@@ -494,11 +494,8 @@ def _coop(file: Path) -> Rows:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file} {rule}; {error}.") from error
     first = entries[0][1]
-    folders = [
-        file.parent,
-        *_folders(file.parent),
-        *(f for g in _folders(file.parent) for f in _folders(g)),
-    ]
+    below = (sorted(file.parent.glob(levels)) for levels in ("[!.]*/", "[!.]*/[!.]*/"))
+    folders = [file.parent, *chain(*below)]
     base = next((folder for folder in folders if (folder / first).exists()), None)
     if base is None:
         raise FileNotFoundError(
@@ -508,8 +505,3 @@ def _coop(file: Path) -> Rows:
     titles = {str(k): names.get(k, f"class {k}") for k in range(max(names) + 1)}
     rows = [(f"{file}", Row(base / n, str(k), "", side)) for side, n, k, _ in entries]
     return rows, titles
-
-
-def _folders(folder: Path) -> list[Path]:
-    """List the folders in a folder."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")

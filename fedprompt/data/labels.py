@@ -49,9 +49,8 @@ def labels_of(dataset: Any, *, column: str = "label", read: bool = False) -> Ind
     """
     check.text("column", column)
     check.flag("read", read)
-    if not isinstance(dataset, Sized):
-        rule = "be a map-style data set, with a length, or labels"
-        raise check.wrong_type("dataset", rule, f"a {type(dataset).__name__}")
+    rule, kind = "be a map-style data set, with a length, or labels", type(dataset).__name__
+    check.require(isinstance(dataset, Sized), "dataset", rule, f"a {kind}", TypeError)
     if read:
         return _plain("dataset", [_label(dataset, i, column) for i in range(len(dataset))])
     if isinstance(dataset, Subset):

@@ -86,8 +86,8 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
     file = file_of("path", path)
     try:
         found = json.loads(file.read_bytes())
-        if found["format"] != FORMAT:
-            raise check.wrong("path", f"be a file of format {FORMAT}", found["format"])
+        given, rule = found["format"], f"be a file of format {FORMAT}"
+        check.require(given == FORMAT, "path", rule, given)
         saved = found["of"], found["samples"], found["digest"]
         ids, parts = found["clients"], found["shards"]
     except (KeyError, TypeError, ValueError) as error:

@@ -195,8 +195,7 @@ class ClassNames(_Names):
             several = isinstance(parts, tuple) and len(parts) == len(classes)
             if not several or not all(isinstance(part, kinds) for part in parts):
                 raise check.wrong(field, f"be a tuple for {len(classes)} names", check.kind(parts))
-            if kinds is Integral and min(parts) < 0:
-                raise check.wrong(field, "be at least 0", min(parts))
+            check.require(kinds is str or min(parts) >= 0, field, "be at least 0", min(parts))
 
     def select(self, indices: Sequence[int] | Int[Tensor, " chosen"]) -> "ClassNames":
         """Return the names of some classes, in the order of `indices`.

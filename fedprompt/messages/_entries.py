@@ -104,9 +104,8 @@ def entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
     for field, column in zip(LedgerEntry._fields, columns, strict=True):
         check.instance(f"state[{field!r}]", column, list, "be a list")
     sizes = {len(column) for column in columns}
-    if len(sizes) > 1:
-        got = f"lengths from {min(sizes)} to {max(sizes)}"
-        raise check.wrong("state", "have lists of equal length", got)
+    got = f"lengths from {min(sizes)} to {max(sizes)}"
+    check.require(len(sizes) == 1, "state", "have lists of equal length", got)
     entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
     for position, entry in enumerate(entries):
         check_entry(entry, f"state['{{}}'][{position}]")

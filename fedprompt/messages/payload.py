@@ -181,8 +181,7 @@ def _float32(argument: str, weight: Any) -> Tensor:
     check.typed(isinstance(weight, Tensor) and not weight.is_complex(), argument, rule, weight)
     cast: Tensor = weight.detach().float()
     lost = (cast == 0) & (weight != 0) | cast.isinf() & ~weight.isinf()
-    if bool(lost.any()):
-        raise check.wrong(argument, "be 0 or within the range of float32", weight[lost][0].item())
+    check.nothing(weight[lost].tolist(), argument, "be 0 or within the range of float32")
     return cast
 
 
@@ -314,9 +313,9 @@ def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> Non
     first: dict[int, str] = {}
     for name, value in new.items():
         other = first.setdefault(id(targets[name]), name)
-        if other != name and not torch.equal(value, new[other]):  # NaN differs from itself
-            rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
-            raise check.wrong("message", rule, "two that differ")
+        same = other == name or torch.equal(value, new[other])  # NaN differs from itself
+        rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
+        check.require(same, "message", rule, "two that differ")
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:

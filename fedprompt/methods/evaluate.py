@@ -91,9 +91,9 @@ class HeldOut:
                 raise check.wrong("mixes", "be None if `own` is given", check.kind(self.mixes))
             own = {c: owned("own", c, given, size) for c, given in self.own.items()}
             for client, positions in own.items():
-                if len(torch.unique(positions)) < len(positions):
-                    got = check.kind(positions)
-                    raise check.wrong(f"own[{client}]", "have each position once", got)
+                once = len(torch.unique(positions)) == len(positions)
+                rule, got = "have each position once", check.kind(positions)
+                check.require(once, f"own[{client}]", rule, got)
             object.__setattr__(self, "own", own)
         if isinstance(self.mixes, Mapping):
             self._check_mixes(self.mixes)
@@ -237,8 +237,7 @@ def evaluate(
     if class_names is not None:
         if isinstance(held_out.mixes, str):
             raise check.wrong("held_out.mixes", "count other classes", repr(held_out.mixes))
-        if steps:
-            raise check.wrong("steps", "be 0 with `class_names`, which no client has", steps)
+        check.require(not steps, "steps", "be 0 with `class_names`, which no client has", steps)
         federation = _OtherClasses.of(method, federation, class_names)
     setting = federation.setting
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
@@ -285,13 +284,12 @@ class _OtherClasses(Federation):
     @classmethod
     def of(cls, method: Method, federation: Federation, class_names: Any) -> "_OtherClasses":
         check.texts("class_names", class_names)
-        learned, setting = method.predict, federation.setting
-        if not isinstance(setting, ClipSetting):
-            rule = "be None for a setting without class names"
-            raise check.wrong("class_names", rule, check.kind(class_names))
-        if not isinstance(learned, Prediction):
-            rule = "be made by a function with `register` to predict other classes"
-            raise check.wrong("method", rule, check.kind(learned))
+        learned: Any = method.predict
+        setting: Any = federation.setting
+        rule, got = "be None for a setting without class names", check.kind(class_names)
+        check.require(isinstance(setting, ClipSetting), "class_names", rule, got)
+        rule = "be made by a function with `register` to predict other classes"
+        check.require(isinstance(learned, Prediction), "method", rule, check.kind(learned))
 
         def renamed(value: Any, names: Any) -> Any:
             return value.renamed(names) if isinstance(value, ClipSetting) else value
@@ -337,8 +335,7 @@ def _held_out(held_out: HeldOut | Inputs, **earlier: Any) -> HeldOut:
         for name in given:
             raise check.wrong(name, "be given to HeldOut", "an argument of `evaluate`")
         return held_out
-    if "labels" not in given:
-        raise check.wrong_type("held_out", "be a HeldOut", check.kind(held_out))
+    check.typed("labels" in given, "held_out", "be a HeldOut", held_out)
     text = "`held_out` must be a HeldOut since 0.3; this call has the mixes of classes by default."
     warnings.warn(text, FutureWarning, stacklevel=3)
     return HeldOut(held_out, **{"mixes": "classes"} | given)
@@ -580,8 +577,7 @@ def _ids(argument: str, clients: Iterable[int], federation: Federation) -> list[
     ids = list(clients)
     for position, client in enumerate(ids):
         check.count(f"{argument}[{position}]", client, at_least=0)
-        if client not in federation.shards:
-            raise check.wrong(argument, "have clients of `federation`", client)
+        check.require(client in federation.shards, argument, "have clients of `federation`", client)
     if twice := _doubled(ids):
         raise check.wrong(argument, "have a client at most once", twice)
     return ids
@@ -612,9 +608,8 @@ def _tests(federation: Federation, held_out: HeldOut, clients: Sequence[int]) ->
         mixes = {client: federation.data(client, 0).class_counts for client in clients}
     tests = mixes if held_out.own is None else held_out.own
     missing = [client for client in clients if tests is not None and client not in tests]
-    if missing:
-        rule = "have tests of all clients that are tested"
-        raise check.wrong("held_out", rule, f"none of {missing}")
+    rule = "have tests of all clients that are tested"
+    check.require(not missing, "held_out", rule, f"none of {missing}")
     mixes = {} if mixes is None else mixes
     num_cells = len(next(iter(mixes.values()), torch.empty(setting.num_classes)))
     cells = labels if held_out.cells is None else held_out.cells.cpu()

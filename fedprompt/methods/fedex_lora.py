@@ -42,8 +42,6 @@ def fedex_lora(
     residual_rank: int | None = None,
 ) -> fp.Method:
     """FedEx-LoRA."""
-    if residual_rank is not None and residual_rank < 1:
-        raise ValueError(f"`residual_rank` must be at least 1; got {residual_rank}.")
     model = setting.new_model(tune=lambda model: with_weights(model, rank))
     first = fp.snapshot(model)
     pairs = {}

@@ -15,7 +15,6 @@ largest difference 1.0e-14 (2026-11).
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch.nn as nn
 from jaxtyping import Float
@@ -60,9 +59,7 @@ class _Coupled(LayeredClip):
         super().__init__(setting)
         width = self.tower.dim
         depth = min(self.tower.depth, self.trunk.depth)
-        draw = setting.generator(0, purpose="prompts")
-        size = dict[str, Any](num_contexts=depth, length=setting.length)
-        self.prompts = fp.ContextPrompts(width, **size, generator=draw)
+        self.prompts = setting.drawn_contexts("prompts", depth)
         self.project = nn.ModuleList(nn.Linear(width, self.trunk.dim) for _ in range(depth))
 
     def forward(self, images: Tensor) -> Tensor:

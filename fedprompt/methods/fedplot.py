@@ -17,7 +17,6 @@ with the solver of that code, 1.2e-9 (tolerance of the solver) with ours (2026-1
 """
 
 from functools import partial
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -33,9 +32,7 @@ class _Contexts(PromptedClassifier):
     """Classifier of image tokens with several contexts, by the patches after the pooled token."""
 
     def __init__(self, setting: ClipSetting, count: int, match: PatchMatcher, pooled: bool) -> None:
-        draw = dict[str, Any](generator=setting.generator(0, purpose="contexts"))
-        size = dict[str, Any](num_contexts=count, length=setting.length)
-        super().__init__(setting, fp.ContextPrompts(setting.tower.dim, **size, **draw))
+        super().__init__(setting, setting.drawn_contexts("contexts", count))
         self.match = match
         self.pooled = pooled
 

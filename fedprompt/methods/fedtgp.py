@@ -23,11 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.guidance import guided_loss
-from fedprompt.methods.fedproto import NearestPrototype
+from fedprompt.methods.fedproto import fedproto
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.steps import adam_steps, known_rows, prototypes, take_step
+from fedprompt.methods.steps import adam_steps, known_rows
 
 
 def _new_network(classes: int, dim: int) -> nn.Sequential:
@@ -96,20 +95,6 @@ def fedtgp(
     dim = setting.new_model(0).head.in_features
     network = setting.seeded(_new_network, setting.num_classes, dim)
     unknown = setting.unknown_rows(dim)
-
-    def train(data, answer, state):
-        model = setting.model(data.id, state)
-        guide = answer["prototypes"]
-        optimizer = data.optimizer(model, learning_rate)
-        for images, labels in data.batches():
-            features = model.features(images)
-            logits = model.head(features)
-            loss = guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
-            take_step(optimizer, loss)
-        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
-
-    def predict(data, answer, state):
-        return NearestPrototype(setting.model(data.id, state), answer["prototypes"])
-
     server = _server(network, unknown, threshold, server_rate, server_steps)
-    return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})
+    rates = {"learning_rate": learning_rate, "prototype_weight": prototype_weight}
+    return fedproto(setting, **rates)._replace(server=server)

@@ -62,9 +62,8 @@ class _OneTrunk(Setting):
     @property
     def trunk(self) -> Trunk:
         """The trunk of all clients."""
-        if len(self.trunks) > 1:
-            rule = "have one trunk, for a model that all clients share"
-            raise check.wrong("trunks", rule, len(self.trunks))
+        rule = "have one trunk, for a model that all clients share"
+        check.require(len(self.trunks) <= 1, "trunks", rule, len(self.trunks))
         return self.trunks[0]
 
 
@@ -192,8 +191,7 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
 
     def copied(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
         tuned, parameters = tune(model)
-        if tuned is model:
-            raise check.wrong("tune", "return a copy of the model", "the model itself")
+        check.require(tuned is not model, "tune", "return a copy of the model", "the model itself")
         return tuned, parameters
 
     if hasattr(trunk, "tuned"):
@@ -293,18 +291,16 @@ class ClipSetting(Setting):
         rule = "be a sentence with {} in place of the name"
         check.require(holds, "template", rule, repr(self.template))
         count = self.num_classes = self.num_classes or len(self.class_names)
-        if len(self.class_names) not in (0, count):
-            rule = f"have a name for each of {count} classes"
-            raise check.wrong("class_names", rule, len(self.class_names))
+        given, rule = len(self.class_names), f"have a name for each of {count} classes"
+        check.require(given in (0, count), "class_names", rule, given)
         self._check_attributes()
 
     def _check_attributes(self) -> None:
         if self.attributes is None:
             return
         check.sequence("attributes", self.attributes, "sequences of sentences")
-        if len(self.attributes) != self.num_classes:
-            rule = f"have sentences for each of {self.num_classes} classes"
-            raise check.wrong("attributes", rule, len(self.attributes))
+        given, rule = len(self.attributes), f"have sentences for each of {self.num_classes} classes"
+        check.require(given == self.num_classes, "attributes", rule, given)
         for label, texts in enumerate(self.attributes):
             check.texts(f"attributes[{label}]", texts)
 
@@ -319,9 +315,8 @@ class ClipSetting(Setting):
 
     def renamed(self: _Clip, class_names: Sequence[str]) -> _Clip:
         """Return the same setting of other classes, which have no attributes."""
-        if self.attributes is not None:
-            rule = "be those of the setting, whose `attributes` describe them"
-            raise check.wrong("class_names", rule, check.kind(class_names))
+        rule = "be those of the setting, whose `attributes` describe them"
+        check.require(self.attributes is None, "class_names", rule, check.kind(class_names))
         return replace(self, class_names=class_names, num_classes=len(class_names))
 
     def check_complete(self) -> None:
@@ -330,13 +325,18 @@ class ClipSetting(Setting):
         self._check_names()
 
     def _check_names(self) -> None:
-        if not self.class_names:
-            rule = "name the classes, in the setting or in the federation"
-            raise check.wrong("class_names", rule, "none")
+        rule = "name the classes, in the setting or in the federation"
+        check.some("class_names", self.class_names, rule)
 
     def new_context(self) -> fp.ContextPrompts:
         """Make a context whose initial values depend on the seed alone."""
         return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
+
+    def drawn_contexts(self, purpose: str, count: int = 1) -> fp.ContextPrompts:
+        """Make contexts from a stream of their own, which `purpose` names."""
+        size = dict[str, Any](num_contexts=count, length=self.length)
+        draw = self.generator(0, purpose=purpose)
+        return fp.ContextPrompts(self.tower.dim, **size, generator=draw)
 
     def new_model(self, client: int = 0) -> PromptedClassifier:
         """Make a model with a new context, the same for every client."""

@@ -27,7 +27,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
-from fedprompt.methods.steps import take_step
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Generator(nn.Module):
@@ -85,10 +85,6 @@ def pfedpg(
         _follow(generator, changes, server_learning_rate)
         return fp.snapshot(generator)
 
-    def predict(data, answer, state):
-        fp.load_values(model, {**fresh, **answer, **state})
-        return model
-
     server = fp.Server(fp.snapshot(generator), answer, step)
     form = {"change": fresh["prompts.tokens"]}
-    return fp.Method(train, server, predict, form=lambda client: form)
+    return averaged(model, train, server=server)._replace(form=lambda client: form)

@@ -18,7 +18,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.steps import partly_averaged
 
 
 class _Portfolio(ClipModel):
@@ -27,9 +27,8 @@ class _Portfolio(ClipModel):
     def __init__(self, setting: ClipSetting, private_share: float) -> None:
         super().__init__(setting)
         self.private_share = private_share
-        draw = setting.generator(0, purpose="private context")
         self.shared = setting.new_context()
-        self.private = fp.ContextPrompts(self.tower.dim, length=setting.length, generator=draw)
+        self.private = setting.drawn_contexts("private context")
 
     def text(self) -> Tensor:
         """Mix the text features (classes, dim) of length 1; the mixture is shorter."""
@@ -52,14 +51,4 @@ def promptfolio(
 ) -> fp.Method:
     """PromptFolio."""
     model = _Portfolio(setting, private_share)
-    first = fp.snapshot(model)
-
-    def train(data, answer, state):
-        fp.load_values(model, {**first, **answer, **state})
-        optimizer = data.optimizer(model, learning_rate)
-        for tokens, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(tokens), labels))
-        payload = fp.collect(model, weight=data.num_examples, only=["shared"])
-        return payload, fp.snapshot(model, only=["private"])
-
-    return averaged(model, train, shared=["shared"])
+    return partly_averaged(model, learning_rate, shared=["shared"], private=["private"])

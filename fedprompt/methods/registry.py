@@ -180,8 +180,7 @@ def register(
             made = make(*arguments, **given)
             return made._replace(predict=Prediction(made.predict, checked, arguments, given))
 
-        if name in METHODS:
-            raise check.wrong("name", "be new among the methods", repr(name))
+        check.require(name not in METHODS, "name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
         return cast(_Make, checked)
 

@@ -9,7 +9,7 @@ A :class:`Setting` has the models, the classes and the budget, and no client's i
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -114,9 +114,8 @@ class Setting:
             raise check.wrong("clients", "have each id once", check.kind(self.clients))
         check.optional(check.function, "schedule", self.schedule)
         check.function("make_optimizer", self.make_optimizer, "make an optimizer")
-        if self.autocast not in (None, torch.bfloat16):
-            rule = "be torch.bfloat16 or None, because float16 needs scaled losses"
-            raise check.wrong("autocast", rule, self.autocast)
+        rule = "be torch.bfloat16 or None, because float16 needs scaled losses"
+        check.require(self.autocast in (None, torch.bfloat16), "autocast", rule, self.autocast)
         try:
             torch.device(self.device)
         except (RuntimeError, TypeError) as error:
@@ -132,17 +131,14 @@ class Setting:
             clients: Ids of the clients of a federation.
             class_names: Names of the classes, for a setting that needs names.
         """
-        if class_names:
-            raise check.wrong(
-                "class_names", "be empty for a setting without names", check.kind(class_names)
-            )
+        rule, got = "be empty for a setting without names", check.kind(class_names)
+        check.require(not class_names, "class_names", rule, got)
         return self if self.clients else replace(self, clients=sorted(clients))
 
     def check_complete(self) -> None:
         """Require that the clients are known, and the classes."""
-        if not self.clients:
-            rule = "name the clients, as `setting` of a Federation does"
-            raise check.wrong("setting", rule, "a setting without clients")
+        rule = "name the clients, as `setting` of a Federation does"
+        check.require(self.clients, "setting", rule, "a setting without clients")
 
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
@@ -333,21 +329,13 @@ class ClientData:
         inputs = self.inputs_at(torch.arange(self.num_examples, device="cpu"))
         return inputs.to(self.setting.device), self.labels
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         """Compute in the dtype of the setting, for steps without `batches`.
 
         Weights are cast at each use, because PyTorch's cache would keep those before a step.
         """
         dtype, device = self.setting.autocast, torch.device(self.setting.device).type
-        if dtype is None:
-            yield
-            return
-        context = _casts.enter(device, dtype)
-        try:
-            yield
-        finally:
-            _casts.leave(context)
+        return nullcontext() if dtype is None else _casts.entered(device, dtype)
 
     def learning_rate(self, rate: float) -> float:
         """Multiply a learning rate by the factor of the schedule in this round."""
@@ -451,9 +439,8 @@ class Federation:
 
 def check_inputs(argument: str, inputs: object) -> None:
     """Require a tensor, or another object that returns batches by positions."""
-    if isinstance(inputs, Sequence) or not isinstance(inputs, Inputs):
-        rule = "be a tensor, or return batches by positions"
-        raise check.wrong_type(argument, rule, check.kind(inputs))
+    fits = isinstance(inputs, Inputs) and not isinstance(inputs, Sequence)
+    check.typed(fits, argument, "be a tensor, or return batches by positions", inputs)
 
 
 def owned(

@@ -69,9 +69,7 @@ class _Mixture(ClipModel):
     def __init__(self, setting: ClipSetting, count: int, capacity: float, solver: Any) -> None:
         super().__init__(setting)
         self.solver, self.capacity = solver, capacity
-        draw = dict[str, Any](generator=setting.generator(0, purpose="experts"))
-        size = dict[str, Any](num_contexts=count, length=setting.length)
-        self.experts = fp.ContextPrompts(self.tower.dim, **size, **draw)
+        self.experts = setting.drawn_contexts("experts", count)
         self.handwritten = setting.handwritten_text()
         keys = torch.empty(count, self.handwritten.shape[1], device="cpu")
         nn.init.orthogonal_(keys, generator=setting.stream(0, purpose="keys"))

@@ -157,8 +157,8 @@ def digits(
     check.count("num_test", num_test)
     check.function("domain", domain, "be a function of images, such as samples.raw")
     images, labels = _all_digits()
-    if num_test >= len(labels):
-        raise check.wrong("num_test", f"be less than all {len(labels)} digits", num_test)
+    rule = f"be less than all {len(labels)} digits"
+    check.require(num_test < len(labels), "num_test", rule, num_test)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     train, test = order[num_test:], order[:num_test]
     images = domain(images.clone())  # which may be in place

@@ -6,7 +6,7 @@ Because there is one way, a decoder can compare a header with the one that must 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -104,8 +104,7 @@ def check_message(argument: str, message: Message) -> None:
             check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
-            if part.dtype not in DTYPES:
-                raise check.wrong_type(place, _DTYPE, part.dtype)
+            check.require(part.dtype in DTYPES, place, _DTYPE, part.dtype, TypeError)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:
@@ -179,8 +178,8 @@ def check_header(header: Header) -> None:
     """Require a header that can be written."""
     check.instance("header", header, Header, "be a Header")
     check.count("header.server_round", header.server_round, at_least=0)
-    if header.server_round >= 10**18:
-        raise check.wrong("header.server_round", "be below 10^18", header.server_round)
+    now = header.server_round
+    check.require(now < 10**18, "header.server_round", "be below 10^18", now)
     for name in ("fingerprint", "meta"):
         _check_texts(f"header.{name}", getattr(header, name))
     check.text("header.client_id", header.client_id)
@@ -203,10 +202,9 @@ def _metadata(header: Header, digest: str) -> dict[str, str]:
 
 
 def _check_texts(argument: str, texts: object) -> None:
-    if not isinstance(texts, Mapping) or not all(
-        isinstance(part, str) for pair in texts.items() for part in pair
-    ):
-        raise check.wrong_type(argument, "map strings to strings", check.kind(texts))
+    parts = chain(*texts.items()) if isinstance(texts, Mapping) else [texts]
+    fits = isinstance(texts, Mapping) and all(isinstance(part, str) for part in parts)
+    check.typed(fits, argument, "map strings to strings", texts)
 
 
 def _check_unicode(argument: str, text: str) -> None:

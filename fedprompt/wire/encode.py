@@ -6,15 +6,8 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.interfaces import Message, Weighted
-from fedprompt.wire._format import (
-    Header,
-    check_header,
-    check_message,
-    digest_of,
-    header_text,
-    offsets,
-    slots,
-)
+from fedprompt.wire import _format
+from fedprompt.wire._format import Header, check_message, offsets
 
 __all__ = ["check_message", "encode_payload"]  # rounds check the form of a payload
 
@@ -52,8 +45,8 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
     References:
         The format is that of https://github.com/huggingface/safetensors.
     """
-    check_header(header)
-    laid = slots("message", message)
+    _format.check_header(header)
+    laid = _format.slots("message", message)
     tensors: dict[str, Tensor] = {}
     for name, entry in message.items():
         argument = f"message[{name!r}]"
@@ -70,5 +63,5 @@ def encode_payload(message: Message, *, header: Header) -> bytes:
     sent = {key: laid[key]._replace(shape=tuple(tensor.shape)) for key, tensor in tensors.items()}
     ordered = [tensors[key].cpu().contiguous().flatten() for key in offsets(sent)]
     content = [tensor.view(torch.uint8).numpy().tobytes() for tensor in ordered]
-    text = header_text(header, sent, digest_of(header, sent, content)).encode()
+    text = _format.header_text(header, sent, _format.digest_of(header, sent, content)).encode()
     return b"".join([len(text).to_bytes(8, "little"), text, *content])

@@ -88,11 +88,10 @@ def receive(
     return {client: accepted[client] for client in sorted(accepted)}, refused
 
 
-def _read(client: object, blob: object, form: _Form | None, max_bytes: int) -> Message:
+def _read(client: object, blob: Any, form: _Form | None, max_bytes: int) -> Message:
     if form is None:
         raise ValueError(f"Client {client} was not asked in this round; its blob is ignored.")
-    if not isinstance(blob, bytes):
-        raise check.wrong("blob", "be bytes", f"a {type(blob).__name__}")
+    check.require(isinstance(blob, bytes), "blob", "be bytes", f"a {type(blob).__name__}")
     expect, slots = form
     return read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)[0]
 
