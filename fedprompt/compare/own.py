@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -199,7 +200,11 @@ def problem(
     described = [told([first(*side), side[1]]) for side in sides]
     described += [settled(setting), newcomers, told(parts)]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
-    return of_data({"": title}, lambda partition: data, columns, described, title=title)
+    where = {"setting": setting, "newcomers": newcomers, "title": title}
+    again = partial(problem, inputs, labels, clients, tests, **where)
+    return of_data(
+        {"": title}, lambda partition: data, columns, described, title=title, again=again
+    )
 
 
 def recommended(problem: Problem, found: Sequence[Record], partition: str) -> list[str]:

@@ -232,6 +232,8 @@ def run(
             if row.method != alone.usual(family)  # it is the reference
         ]
         runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
+        if workers > 1:
+            cells.check_sent(problem, listed)
         runner.check([*listed, alone.row(family)])
         for partition in problem.partitions:
             runner.partition(partition, listed, range(seeds), tune)
@@ -310,7 +312,7 @@ class _Runner:
         every = [*listed, alone.row(family)]
         if tune > 1:
             drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
-            how: dict[str, Any] = {"machine": self.machine, "files": self.files}
+            how: dict[str, Any] = {"machine": self.machine}
             at = drawn, partition, every, self.tried, self.path
             every = hyperparameters.tuned(*at, **how, neighbors=False)
         self.rows(partition, every, seeds)
@@ -335,7 +337,7 @@ class _Runner:
         """Run rows with all seeds, and keep their records."""
         save = self.folder / "prompts" if self.save else None
         wanted = [
-            Cell(self.problem, partition, row, seed, None, self.machine, self.files, save)
+            Cell(self.problem, partition, row, seed, None, self.machine, save)
             for seed in seeds
             for row in listed
         ]

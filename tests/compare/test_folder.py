@@ -18,7 +18,7 @@ from fedprompt import compare, data, methods, samples
 from fedprompt.compare import cells, command, measure, prompts, records, results, rows
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
-from fedprompt.methods import METHODS, registry
+from fedprompt.methods import METHODS
 
 CLASSES, DOMAINS = ("chat noir", "ö été", "zebra", "hund"), ("art", "photo été", "sketch")
 SIZE = 32
@@ -53,14 +53,6 @@ def vit(tmp_path_factory):
         model = timm.create_model("test_vit", num_classes=0, img_size=SIZE)
     save_file(model.state_dict(), path)
     return f"test_vit={path}"
-
-
-@pytest.fixture
-def gallery(monkeypatch):
-    """Let methods of files be registered in a copy of the gallery."""
-    copy = dict(METHODS)
-    monkeypatch.setattr(registry, "METHODS", copy)
-    monkeypatch.setattr(rows, "METHODS", copy)
 
 
 def pixels_of(found, places):
@@ -154,27 +146,28 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
-def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkeypatch, gallery):
-    file = tmp_path / "edited_method.py"
-    monkeypatch.delitem(rows.sys.modules, "edited_method", raising=False)
-    text = (
-        "from fedprompt import methods\ndef mine(setting):\n    return methods.fedprox(setting{})\n"
-    )
-    file.write_text(text.format(""))
+def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
     problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
-    (row,) = rows.chosen([f"{file}:mine"], "one model")
-    first, again = (Cell(problem, "", row, 0, None, Machine(), [file]) for _ in range(2))
-    before = first.named()
-    assert first.key() == again.key()
-    file.write_text(text.format(", learning_rate=1.0"))
-    with pytest.raises(CompareError, match="changed after it was imported"):  # not the old code
-        rows.chosen([f"{file}:mine"], "one model")
-    monkeypatch.delitem(rows.sys.modules, "edited_method")  # as in a new process
-    del rows.METHODS["mine"]
-    (row,) = rows.chosen([f"{file}:mine"], "one model")
-    after = Cell(problem, "", row, 0, None, Machine(), [file]).named()
+    found = []
+    text = (
+        "from fedprompt.methods import fedprox\ndef mine(setting):\n    return fedprox(setting{})"
+    )
+    for place, more in (("a", ""), ("b", ", proximal_weight=1.0"), ("a", ", learning_rate=1.0")):
+        file = tmp_path / place / "timm.py"  # a file may have the name of a package
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text.format(more))
+        (row,) = rows.chosen([f"{file}:mine"], "one model")
+        found.append(Cell(problem, "", row, 0, None, Machine()))
+    sent = [pickle.dumps(cell.row) for cell in found]
+    first, *others = (cell.named() for cell in found)
     for told in (cells.key, cells.chosen):  # a version that diverged does not leave out the next
-        assert told(after, problem) != told(before, problem)
+        assert told(first, problem) not in [told(other, problem) for other in others]
+    assert "vision_transformer" in dir(timm.models)
+    rows.SOURCES.clear()  # another process imports the text that was read
+    assert [rows.code(pickle.loads(each)) for each in sent] == [
+        each["code"] for each in (first, *others)
+    ]
+    assert "mine" not in METHODS
 
 
 def test_files_of_clients_with_almost_the_same_name_are_others(images, vit):
@@ -252,7 +245,7 @@ def halfway(setting, *, learning_rate=0.02):
 """
 
 
-def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_path, gallery, capsys):
+def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_path, capsys):
     (tmp_path / "halves.py").write_text(OWN)
     flags = [
         "--methods",
@@ -343,7 +336,7 @@ def test_two_programs_append_to_one_file(tmp_path):
     assert len(records.read(path)) == 2 * size
 
 
-def test_a_method_that_fails_later_is_named_and_the_others_have_their_table(gallery):
+def test_a_method_that_fails_later_is_named_and_the_others_have_their_table():
     def breaks(setting, *, learning_rate=0.01):
         method = methods.fedprox(setting, learning_rate=learning_rate)
 

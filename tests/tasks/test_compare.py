@@ -210,7 +210,7 @@ def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_pat
     path = tmp_path / "digits.jsonl"
 
     def tuned():
-        return compare.tuned([row], [], args, "few", path)[0].values
+        return compare.tuned([row], args, "few", path)[0].values
 
     assert tuned() == {"learning_rate": 0.01, "head_rate": 0.01}  # three trials have this rate
     best = Cell(TASKS["digits"], "few", row, 0, None, Machine()).named() | {"values": dict(tuned())}
@@ -290,4 +290,4 @@ def test_no_shard_chooses_values_by_its_own_trials_alone(tmp_path, monkeypatch):
     args = compare.flags().parse_args(["--task", "digits", "--workers", "1", "--shard", "1/2"])
     row = next(row for row in TASKS["digits"].rows("few") if row.method == "local")
     with pytest.raises(CompareError, match="Other shards have not finished their trials"):
-        compare.tuned([row], [], args, "few", tmp_path / "digits.jsonl")
+        compare.tuned([row], args, "few", tmp_path / "digits.jsonl")
