@@ -127,6 +127,8 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
     torch.set_num_threads(1)
     try:
         return _run(cell, progress)
+    except SystemExit as error:  # which would end the others, too
+        raise RuntimeError(line_of(error)) from error
     finally:
         torch.set_num_threads(threads)
 
@@ -240,10 +242,11 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 def end_with_parent() -> None:
     """End this process when its parent has ended, even if the parent was killed."""
+    parent = parent_process()
+    assert parent is not None
 
     def wait() -> None:
-        if (parent := parent_process()) is not None:
-            parent.join()
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

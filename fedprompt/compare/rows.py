@@ -50,7 +50,7 @@ class Row:
     title: str
     method: str | None
     values: Mapping[str, Any] = field(default_factory=dict)
-    make: Callable[..., Method] | None = None
+    make: Callable[..., Method] | None = field(default=None, kw_only=True)
 
     @staticmethod
     def of(method: str | Callable[..., Method], **values: Any) -> "Row":
@@ -60,7 +60,8 @@ class Row:
         ours = (METHODS | FURTHER).get(entry.name) is entry and (
             entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
         )
-        return Row(entry.title, entry.name, entry.defaults | values, None if ours else given)
+        make = None if ours else given
+        return Row(entry.title, entry.name, entry.defaults | values, make=make)
 
     @property
     def personalized(self) -> bool:
@@ -74,14 +75,13 @@ class Row:
 
     def __reduce__(self) -> Any:
         """Send the text of a file, because another process cannot import its module by name."""
-        fields = self.title, self.method, self.values
         if (source := SOURCES.get(getattr(self.make, "__module__", ""))) is None:
-            return Row, (*fields, self.make)
-        return _received, (*source, *fields)
+            return super().__reduce__()
+        return _received, (*source, self.title, self.method, self.values)
 
 
 def _received(path: Path, text: bytes, title: str, name: str, values: Mapping[str, Any]) -> Row:
-    return Row(title, name, values, read_methods(path, text)[name])
+    return Row(title, name, values, make=read_methods(path, text)[name])
 
 
 def plain_method(row: Row, trial: Trial) -> Method:
