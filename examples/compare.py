@@ -26,7 +26,7 @@ from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.command import OneLine, count, share
 from fedprompt.compare.problems import Record
 from fedprompt.compare.results import check_device, check_folder
-from fedprompt.compare.rows import HEAD_RATE, Row, files
+from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.rows import chosen as methods_of
 from fedprompt.compare.trials import CompareError
 from tasks import estimate, pages, papers, verify
@@ -111,11 +111,10 @@ def compare(args: argparse.Namespace) -> None:
     path = args.records / f"{name}.jsonl"
     found = []
     for partition in named("partitions", args.partitions, list(task.partitions)):
-        rows, files = chosen(args, task, partition)
-        rows = tuned(rows, files, args, partition, path)
+        rows = tuned(chosen(args, task, partition), args, partition, path)
         seeds = range(1 if args.shrink != 1 else args.seeds)
         listed = [
-            Cell(task, partition, row, seed, None, machine_of(args), files)
+            Cell(task, partition, row, seed, None, machine_of(args))
             for seed in seeds
             for row in rows
         ]
@@ -186,8 +185,8 @@ def named(flag: str, given: str | None, allowed: Sequence[str], by: str = ",") -
     return names
 
 
-def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[Row], list[Path]]:
-    """Return the rows of a partition that are wanted, and the files of new methods."""
+def chosen(args: argparse.Namespace, task: Task, partition: str) -> list[Row]:
+    """Return the rows of a partition that are wanted."""
     rows = [row for row in task.rows(partition) if row.method is not None]
     given = [] if args.methods is None else args.methods.split(",")
     if own := [name for name in given if ":" in name]:
@@ -200,12 +199,10 @@ def chosen(args: argparse.Namespace, task: Task, partition: str) -> tuple[list[R
         wanted = named("methods", ",".join(names), list(methods))
         rows = [row for row in rows if row.method in wanted]
     wanted = named("rows", args.rows, [row.title for row in rows], ";")
-    return [row for row in rows if row.title in wanted], files(given)
+    return [row for row in rows if row.title in wanted]
 
 
-def tuned(
-    rows: Sequence[Row], files: Sequence[Path], args: argparse.Namespace, partition: str, path: Path
-) -> list[Row]:
+def tuned(rows: Sequence[Row], args: argparse.Namespace, partition: str, path: Path) -> list[Row]:
     """Return the rows with the values of their trials that are best on own mixes."""
     task = tasks.TASKS[args.task]
     if task.trials is None or args.defaults or args.shrink != 1:
@@ -213,8 +210,7 @@ def tuned(
 
     title = f"{task.tuned_on or partition}, tuning"
     run_all = partial(cells.run_all, path=path, workers=args.workers, title=title)
-    where = {"machine": machine_of(args), "files": files}
-    return hyperparameters.tuned(task, partition, rows, run_all, path, **where)
+    return hyperparameters.tuned(task, partition, rows, run_all, path, machine=machine_of(args))
 
 
 def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:

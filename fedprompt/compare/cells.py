@@ -1,13 +1,17 @@
 """Cells of a table, each with a line in a JSON-lines file, and the processes that run them."""
 
 import json
+import os
+import pickle
 import re
+import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,12 @@ import torch
 
 from fedprompt.compare import measure, prompts, ranks, records
 from fedprompt.compare.problems import Problem, Record
-from fedprompt.compare.rows import Row, code, read_methods
-from fedprompt.compare.trials import CompareError, Machine
+from fedprompt.compare.rows import SOURCES, Row, code
+from fedprompt.compare.trials import CompareError, Machine, line_of
 
 DIVERGED = {"own": 0.0, "diverged": 1.0}
 """Figures of a run that sends NaN or infinity, as with too high a learning rate."""
+GUARD = '`if __name__ == "__main__":` around its calls'
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,6 @@ class Cell:
         seed: Seed of the run.
         trial: Number of the tuning trial, or None if the run is reported.
         machine: Where it runs.
-        files: Files of methods that are not in the gallery.
         save: Folder of the trained prompts, or None.
     """
 
@@ -43,7 +47,6 @@ class Cell:
     seed: int
     trial: int | None
     machine: Machine
-    files: Sequence[Path] = ()
     save: Path | None = None
 
     def key(self) -> str:
@@ -124,13 +127,13 @@ def run(cell: Cell, progress: Callable[[float], object] = lambda share: None) ->
     torch.set_num_threads(1)
     try:
         return _run(cell, progress)
+    except SystemExit as error:  # which would end the others, too
+        raise RuntimeError(line_of(error)) from error
     finally:
         torch.set_num_threads(threads)
 
 
 def _run(cell: Cell, progress: Callable[[float], object]) -> Record:
-    for path in cell.files:
-        read_methods(path)
     problem, row = cell.problem, cell.row
     trial = problem.make(
         cell.partition, row, seed=cell.seed, machine=cell.machine, validate=cell.trial is not None
@@ -223,7 +226,7 @@ def _results(
     if workers == 1:
         yield from ((cell, _outcome(run, cell, progress)) for cell in cells)
         return
-    with ProcessPoolExecutor(min(workers, len(cells) or 1), get_context("spawn")) as pool:
+    with _pool(min(workers, len(cells) or 1)) as pool:
         futures = {pool.submit(run, cell): cell for cell in cells}
         try:
             for future in as_completed(futures):
@@ -233,8 +236,47 @@ def _results(
             pool.shutdown(cancel_futures=True)
 
 
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended, even if the parent was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def check_sent(problem: Problem, rows: Sequence[Row]) -> None:
+    """Require that another process can make a problem, and import the functions of rows."""
+    imported = [row for row in rows if row.make and row.make.__module__ not in SOURCES]
+    try:
+        pickle.dumps(problem)
+        with _pool(1) as pool:  # which starts a process when something is submitted
+            for row in imported:
+                if pool.submit(_code, pickle.dumps(row)).result() != code(row):
+                    raise ImportError(f"{row.method} has other code there")
+    except Exception as error:
+        rule = "be 1 for functions that another process cannot import"
+        remedy = f"Write them to a module or a file. A script needs {GUARD}"
+        raise CompareError(f"`workers` must {rule}: {line_of(error)}. {remedy}.") from error
+
+
+def _code(sent: bytes) -> str | None:
+    return code(pickle.loads(sent))
+
+
 def _outcome(result: Callable[..., Record], *arguments: Any) -> Record | Exception:
     try:
         return result(*arguments)
+    except BrokenProcessPool:
+        raise CompareError(
+            f"A worker process ended, perhaps without memory. A script needs {GUARD}."
+        ) from None
     except Exception as error:  # the other cells run before it is raised
         return error

@@ -17,6 +17,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,13 +99,17 @@ def share(text: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    args = flags().parse_args(given)
+    parser = flags()
+    for flag, text in pairwise([*given, "."]):
+        if text == "" or (flag.startswith("--") and flag.endswith("=")):
+            parser.error(f"argument {flag.rstrip('=')}: must not be empty")
+    args = parser.parse_args(given)
     args.out = args.out or Path(f"{args.folder.resolve().name}-results")
     say = print if int(os.environ.get("RANK", 0)) == 0 else lambda text: None
     try:
         check_folder(args.out)
         check_device(args.device)
-        methods = args.methods.split(",")
+        methods = [name.strip() for name in args.methods.split(",")]
         chosen(methods, "one model" if args.vit else "CLIP")  # before anything is read
         problem = problem_of(args, say)
         ranks.begin()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import fedprompt._refusals as check
 from fedprompt import data, features
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
@@ -182,6 +183,11 @@ def folder(
         'one model'
     """
     given = {name: value for name, value in locals().items() if name not in ("root", "say")}
+    own.check_counts(given)
+    for name in ("clients", "template"):
+        check.optional(check.text, name, given[name])
+    if template.count("{}") != 1:
+        raise check.wrong("template", "have one {} for the name of a class", repr(template))
     if (vit is None) == (clip is None):
         raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
     if base_to_new and (leave_one_out or clip is None):
@@ -214,14 +220,11 @@ def _problem(
     size = len(divisions.sides(next(iter(parts.values())).folder)[0])
     usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
     usual = "domains" if store.folder.domain_names != ("",) else usual
-    clients = given["clients"] or usual
+    clients = usual if given["clients"] is None else given["clients"]
     divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
     say(f"clients {clients}, seed 0\n{division}")
-    if given["newcomers"] >= (count := len(division.train)):
-        raise CompareError(
-            f"`newcomers` must be below {count}, the clients; got {given['newcomers']}."
-        )
+    own.check_clients(len(division.train), given["newcomers"], given["cohort_size"])
     mean = sum(map(len, division.train)) / len(division.train)
     batch_size = given["batch_size"] or int(min(max(mean / 4, 4), 32))
     budget = {name: given[name] for name in ("rounds", "steps", "cohort_size", "autocast")}
@@ -284,6 +287,9 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
     found = store.folder
     if base_to_new:
         base, new = experiments.base_to_new(found.labels, found.class_names)
+        if len(new.names) < 2:
+            got = len(found.class_names)
+            raise check.wrong("base_to_new", "have at least 4 classes, 2 on each side", got)
         names = tuple(base.names)
         kept = replace(found.at(base.positions), labels=base.labels, class_names=names)
         _, tests = divisions.sides(found)
@@ -315,6 +321,8 @@ def transferred(
         return other, tests, labels[other.folder.labels[tests]], None
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
+    if len(names) < 2:
+        raise check.wrong("test", "have at least 2 classes that the folder has not", len(names))
     kept = experiments.transfer(other.folder.labels[tests], names)
     return other, tests[kept.positions], kept.labels, kept.names
 

@@ -74,7 +74,6 @@ def tuned(
     path: Path,
     *,
     machine: Machine,
-    files: Sequence[Path] = (),
     neighbors: bool = True,
 ) -> list[Row]:
     """Return the rows with the values of their trials that are best on own mixes.
@@ -89,7 +88,6 @@ def tuned(
         run_all: Function that returns the records of cells.
         path: File of the records.
         machine: Where trials run.
-        files: Files of methods that are not in the gallery.
         neighbors: Whether trials are added until both neighbors of the best one in each rate were
             tried.
     """
@@ -98,7 +96,7 @@ def tuned(
     trials = {row.title: problem.trials(where, row) for row in rows}
     while True:
         tried = [
-            Cell(problem, where, replace(row, values=values), TUNING_SEED, trial, machine, files)
+            Cell(problem, where, replace(row, values=values), TUNING_SEED, trial, machine)
             for row in rows
             for trial, values in enumerate(trials[row.title])
         ]

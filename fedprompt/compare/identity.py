@@ -80,7 +80,8 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
         value = _unchecked(value)
         around = inspect.getclosurevars(value).nonlocals
         parts = around, value.__defaults__, value.__kwdefaults__
-        return [value.__module__, value.__qualname__, _compiled(value), *map(inner, parts)]
+        module = value.__module__.replace("__mp_main__", "__main__")  # in another process
+        return [module, value.__qualname__, _compiled(value), *map(inner, parts)]
     if inspect.ismodule(value):
         return value.__name__
     if inspect.isbuiltin(value):

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fedprompt.compare.problems import NEWCOMERS, Problem, Record
 from fedprompt.compare.rows import Row, fits
 from fedprompt.compare.trials import Further, Machine, Trial
 from fedprompt.methods import METHODS, ClipSetting, Federation, HeldOut, Setting
-from fedprompt.methods.setting import Inputs
+from fedprompt.methods.setting import Inputs, check_inputs, owned
 
 COLUMNS = {"full": "all tests", "own": "own tests", "worst": "worst client"}
 SHARE = 0.25
@@ -139,6 +140,22 @@ class Data:
         )
 
 
+def check_counts(given: Mapping[str, Any]) -> None:
+    """Require counts of a protocol and of a budget, which may be None except for two."""
+    for name in ("size", "shots", "rounds", "steps", "batch_size", "cohort_size"):
+        if given.get(name) is not None or name == "rounds":
+            check.count(name, given[name])
+    check.count("newcomers", given["newcomers"], at_least=0)
+
+
+def check_clients(count: int, newcomers: int, cohort_size: int | None) -> None:
+    """Require clients that train, at least as many as in a round."""
+    check.require(newcomers < count, "newcomers", f"be below {count}, the clients", newcomers)
+    rest = count - newcomers
+    rule = f"be at most {rest}, the clients that train"
+    check.require((cohort_size or 0) <= rest, "cohort_size", rule, cohort_size)
+
+
 def problem(
     inputs: Inputs,
     labels: Int[Tensor, "inputs"],
@@ -178,9 +195,13 @@ def problem(
     """
     check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
     check.instance("tests", tests, HeldOut, "be a HeldOut")
+    check_counts({**vars(setting), "newcomers": newcomers})
+    check.text("title", title)
 
     def divide(generator: np.random.Generator) -> Division:
         parts = clients(generator) if callable(clients) else clients
+        check_parts(inputs, labels, parts, tests, setting.num_classes)
+        check_clients(len(parts), newcomers, setting.cohort_size)
         own = None if tests.own is None else [tests.own.get(c, ()) for c in range(len(parts))]
         return Division([parts[c] for c in range(len(parts))], own, [*map(str, range(len(parts)))])
 
@@ -199,7 +220,31 @@ def problem(
     described = [told([first(*side), side[1]]) for side in sides]
     described += [settled(setting), newcomers, told(parts)]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
-    return of_data({"": title}, lambda partition: data, columns, described, title=title)
+    where = {"setting": setting, "newcomers": newcomers, "title": title}
+    again = partial(problem, inputs, labels, clients, tests, **where)
+    return of_data(
+        {"": title}, lambda partition: data, columns, described, title=title, again=again
+    )
+
+
+def check_parts(
+    inputs: Inputs, labels: Tensor, parts: Mapping[int, Any], tests: HeldOut, num_classes: int
+) -> None:
+    """Require positions of each client, and labels of its inputs and of tests."""
+    check_inputs("inputs", inputs)
+    check.labels("labels", labels, num_classes, size=len(inputs), of="inputs")
+    check.labels("tests.labels", tests.labels, num_classes)
+    check.instance("clients", parts, Mapping | list, "map ids to positions of inputs")
+    every = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+    numbered = bool(every) and {*every} == {*range(len(every))}
+    check.require(numbered, "clients", "have the ids 0, 1, 2 and so on", [*every][:5])
+    for client, part in every.items():
+        check.some(f"clients[{client}]", len(part), "have at least one position")
+        owned("clients", client, part, len(inputs))
+    unknown = [client for client in tests.own or () if client not in every]
+    check.nothing(unknown, "tests.own", f"have ids of clients, below {len(every)}")
+    plain = tests.cells is None and not isinstance(tests.mixes, Mapping)
+    check.require(plain, "tests", "have no cells or mixes, which are those of classes", "others")
 
 
 def recommended(problem: Problem, found: Sequence[Record], partition: str) -> list[str]:

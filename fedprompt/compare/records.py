@@ -15,10 +15,16 @@ from typing import Any
 import torch
 
 from fedprompt._files import locked
-from fedprompt.compare.problems import Record
+from fedprompt.compare.problems import COLUMNS, COSTS, NEWCOMERS, Record
 from fedprompt.compare.trials import CompareError
 
 NAMED = ("task", "partition", "row", "seed", "trial", "values")
+KINDS: dict[str, Any] = {
+    **dict.fromkeys((*COLUMNS, *NEWCOMERS, *COSTS, "new", "h", "shrink"), int | float),
+    **dict.fromkeys(("task", "partition", "row", "code", "device"), str),
+    **{"seed": int, "trial": int | None, "values": dict, "inputs": list, "clients": dict},
+}
+"""Types of the fields that tables and keys are made from."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,21 +36,33 @@ def read(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    *lines, last = path.read_text(encoding="utf-8").split("\n")
-    found = [_record(line) for line in lines]
+    lines = path.read_bytes().split(b"\n")
+    found = list(map(_parsed, lines if _parsed(lines[-1]) is not None else lines[:-1]))
     for number, record in enumerate(found, 1):
-        if record is None:
-            rule = f"be a record with {', '.join(NAMED)}"
+        if not _is_record(record):
+            rule = f"be a record with {', '.join(NAMED)} and own, each of its type"
             raise CompareError(f"Line {number} of {path} must {rule}. Repair or delete it.")
-    return [record for record in (*found, _record(last)) if record is not None]
+    return found
 
 
-def _record(line: str) -> Record | None:
+def _parsed(line: bytes) -> Any:
+    """Read a line, or return None if it is not JSON. A record that was cut has no last bracket."""
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and record.keys() >= {*NAMED} else None
+
+
+def _is_record(found: Any) -> bool:
+    """Return whether a line has all fields, and each of them is of its type."""
+    if not isinstance(found, dict) or not found.keys() >= {*NAMED, "own"}:
+        return False
+    if not all(isinstance(found[name], KINDS[name]) for name in KINDS.keys() & found):
+        return False
+    clients = found.get("clients", {}).values()
+    numbers = [value for each in clients if isinstance(each, dict) for value in each.values()]
+    flat = all(isinstance(value, int | float) for value in numbers)
+    return flat and all(isinstance(each, dict) for each in clients)
 
 
 def append(path: Path, record: Record) -> None:
@@ -56,7 +74,7 @@ def append(path: Path, record: Record) -> None:
     with locked(path), path.open("ab+") as file:
         file.seek(0)
         *_, last = file.read().split(b"\n")
-        if last and _record(last.decode(errors="replace")) is None:
+        if last and _parsed(last) is None:
             file.truncate(file.tell() - len(last))
             last = b""
         file.write((b"\n" if last else b"") + json.dumps(record).encode() + b"\n")

@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt._files import path_of
 from fedprompt.compare import alone, cells, hyperparameters, ranks, records, rows, tables
 from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
@@ -39,6 +41,7 @@ class Results:
         problem: Problem.
         found: Records of all runs, one for each row, seed and partition.
         failed: Error of each row of which a run failed, by its title.
+        tune: Number of tuning trials of each row, the first with its default values.
 
     Example:
         >>> from fedprompt.compare import Problem
@@ -55,10 +58,11 @@ class Results:
     problem: Problem
     found: Sequence[Record]
     failed: Mapping[str, str] = field(default_factory=dict)
+    tune: int = 1
 
     def __str__(self) -> str:
         """Lay out the tables of all partitions."""
-        return "\n\n".join([*self.reports().values(), *self.failures()])
+        return "\n\n".join([*self.reports().values(), *self.tuned(), *self.failures()])
 
     @property
     def clients(self) -> list[dict[str, Any]]:
@@ -107,6 +111,12 @@ class Results:
         """Return the text of each table, with one sentence of advice if seeds carry it."""
         return {name: tables.report(*view, name) for name, view in self.views().items()}
 
+    def tuned(self) -> list[str]:
+        """Return the values of each row, if they were tuned."""
+        if self.tune == 1 or not self.found:
+            return []
+        return [f"Best of {self.tune} trials of each row:", tables.hyperparameters(self.found)]
+
     def failures(self) -> list[str]:
         """Return a line for each row of which a run failed."""
         return [f"{title} failed: {text}" for title, text in self.failed.items()]
@@ -125,7 +135,7 @@ class Results:
         place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
         below = "\n\n".join(
-            [*self.failures(), *([f"    {command}"] if command else []), LOAD, told]
+            [*self.tuned(), *self.failures(), *([f"    {command}"] if command else []), LOAD, told]
         )
         for name, (found, problem) in self.views().items():
             stem = place / f"table-{name}".rstrip("-")
@@ -181,7 +191,7 @@ def run(
     seeds: int = 3,
     out: str | os.PathLike[str] | None = None,
     tune: int = 1,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     workers: int = 1,
     shrink: float = 1.0,
 ) -> Results:
@@ -220,6 +230,7 @@ def run(
         >>> sorted({record["row"] for record in results.found})
         ['Head tuning', 'Training alone']
     """
+    check.instance("problem", problem, Problem, "be one of `compare.folder` or `compare.problem`")
     check.count("seeds", seeds)
     check.count("tune", tune)
     check.count("workers", workers)
@@ -232,10 +243,12 @@ def run(
             if row.method != alone.usual(family)  # it is the reference
         ]
         runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
+        if workers > 1:
+            cells.check_sent(problem, listed)
         runner.check([*listed, alone.row(family)])
         for partition in problem.partitions:
             runner.partition(partition, listed, range(seeds), tune)
-    return Results(problem, runner.found, runner.failed)
+    return Results(problem, runner.found, runner.failed, tune)
 
 
 @contextmanager
@@ -245,7 +258,7 @@ def _folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
         with TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    yield check_folder(Path(out))
+    yield check_folder(path_of("out", out, of="folder"))
 
 
 def check_folder(out: Path) -> Path:
@@ -258,14 +271,16 @@ def check_folder(out: Path) -> Path:
         raise CompareError(f"`out` must be a folder for files; {error}.") from error
 
 
-def check_device(device: str) -> str:
-    """Require a device on which PyTorch can compute."""
+def check_device(device: str | torch.device) -> str:
+    """Require a device on which PyTorch can compute, and return its name."""
+    check.instance("device", device, str | torch.device, "be a device, such as 'cuda'")
+    device = str(device)
     try:
         torch.ones(2, device=ranks.device(device)).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
-        first = str(error).partition("\n")[0]
+        first = re.split(r"\. |\n", str(error))[0].rstrip(".")
         raise CompareError(
-            f"`device` must be one of this machine; got {device}: {first}"
+            f"`device` must be one of this machine; got {device}: {first}."
         ) from error
     return device
 
@@ -291,7 +306,7 @@ class _Runner:
                 rehearse(self.problem, row, self.machine)
             except (CompareError, OSError):
                 raise
-            except Exception as error:  # of any method, such as one of a user
+            except (Exception, SystemExit) as error:  # of any method, such as one of a user
                 name = row.title if row.method == "longer" else row.method
                 frames = traceback.extract_tb(error.__traceback__)
                 own = {str(path.resolve()) for path in self.files}
@@ -310,7 +325,7 @@ class _Runner:
         every = [*listed, alone.row(family)]
         if tune > 1:
             drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
-            how: dict[str, Any] = {"machine": self.machine, "files": self.files}
+            how: dict[str, Any] = {"machine": self.machine}
             at = drawn, partition, every, self.tried, self.path
             every = hyperparameters.tuned(*at, **how, neighbors=False)
         self.rows(partition, every, seeds)
@@ -335,7 +350,7 @@ class _Runner:
         """Run rows with all seeds, and keep their records."""
         save = self.folder / "prompts" if self.save else None
         wanted = [
-            Cell(self.problem, partition, row, seed, None, self.machine, self.files, save)
+            Cell(self.problem, partition, row, seed, None, self.machine, save)
             for seed in seeds
             for row in listed
         ]

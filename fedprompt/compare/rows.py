@@ -1,6 +1,5 @@
 """Rows of a table: methods of the gallery, of a user, and controls, with their hyperparameters."""
 
-import importlib.util
 import inspect
 import json
 import sys
@@ -8,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import fedprompt._refusals as check
 from fedprompt.compare.identity import stamp, told
 from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.interfaces import Method
@@ -25,7 +26,13 @@ KINDS = {"one model": ("one model", "mixed models")}
 """Families that can run where clients have the models of one: others are for that family alone."""
 
 FURTHER: dict[str, Entry] = {}
-"""Methods that are not in the gallery, by name: controls, and functions of a user."""
+"""Controls, which are not in the gallery, by name."""
+
+ENTRIES: dict[Callable[..., Method], Entry] = {}
+"""Entries of functions of a user that are not registered, or that a file registers."""
+
+SOURCES: dict[str, tuple[Path, bytes]] = {}
+"""Path and text of each imported file of methods, by the name of its module."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +41,27 @@ class Row:
 
     Attributes:
         title: Name in tables.
-        method: Name in :data:`fedprompt.methods.METHODS` or `FURTHER`. If None, it cannot run.
+        method: Name in :data:`fedprompt.methods.METHODS` or `FURTHER`, or that of the function of
+            a user. If None, it cannot run.
         values: Hyperparameters. The others have their defaults. `HEAD_RATE` belongs to the setting.
+        make: Function of a user, or None for another method.
     """
 
     title: str
     method: str | None
     values: Mapping[str, Any] = field(default_factory=dict)
+    make: Callable[..., Method] | None = field(default=None, kw_only=True)
 
     @staticmethod
-    def of(name: str, **values: Any) -> "Row":
+    def of(method: str | Callable[..., Method], **values: Any) -> "Row":
         """Make the row of a method, with its default hyperparameters where none are given."""
-        entry = (METHODS | FURTHER)[name]
-        return Row(entry.title, name, entry.defaults | values)
+        entry = (METHODS | FURTHER)[method] if isinstance(method, str) else entry_of(method)
+        given = entry.make if isinstance(method, str) else method
+        ours = (METHODS | FURTHER).get(entry.name) is entry and (
+            entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
+        )
+        make = None if ours else given
+        return Row(entry.title, entry.name, entry.defaults | values, make=make)
 
     @property
     def personalized(self) -> bool:
@@ -55,8 +70,18 @@ class Row:
 
     @property
     def entry(self) -> Entry:
-        """The method of the gallery, or the further one."""
-        return (METHODS | FURTHER)[str(self.method)]
+        """The method of the gallery, the further one, or that of a user."""
+        return (METHODS | FURTHER)[str(self.method)] if self.make is None else entry_of(self.make)
+
+    def __reduce__(self) -> Any:
+        """Send the text of a file, because another process cannot import its module by name."""
+        if (source := SOURCES.get(getattr(self.make, "__module__", ""))) is None:
+            return super().__reduce__()
+        return _received, (*source, self.title, self.method, self.values)
+
+
+def _received(path: Path, text: bytes, title: str, name: str, values: Mapping[str, Any]) -> Row:
+    return Row(title, name, values, make=read_methods(path, text)[name])
 
 
 def plain_method(row: Row, trial: Trial) -> Method:
@@ -76,20 +101,22 @@ def chosen(methods: Sequence[str | Callable[..., Method]], family: str) -> list[
     Raises:
         CompareError: If a name is not known or occurs twice, or a method is for other models.
     """
-    names = [_name(method) for method in methods if method]
-    if not names:
+    check.sequence("methods", methods, "names or functions")
+    listed = [_row(method) for method in methods if method != ""]
+    if not listed:
         raise CompareError("`--methods` must name at least one method.")
-    for name in names:
-        if names.count(name) > 1:
-            raise CompareError(f"`--methods` must name each once; got {name!r} twice.")
+    titles = [row.title.casefold() for row in listed]
+    for row, title in zip(listed, titles, strict=True):
+        if titles.count(title) > 1:
+            raise CompareError(f"`--methods` must name each once; got {row.method!r} twice.")
     wrong = [
-        f"{name} is for {' or '.join(METHODS[name].families)}"
-        for name in names
-        if not fits(METHODS[name], family)
+        f"{row.method} is for {' or '.join(row.entry.families)}"
+        for row in listed
+        if not fits(row.entry, family)
     ]
     if wrong:
         raise CompareError(f"`--methods` must be for {family}; {'; '.join(wrong)}.")
-    return [Row.of(name) for name in names]
+    return listed
 
 
 def files(methods: Sequence[str | Callable[..., Method]]) -> list[Path]:
@@ -98,33 +125,43 @@ def files(methods: Sequence[str | Callable[..., Method]]) -> list[Path]:
     return [Path(path) for path in dict.fromkeys(listed) if path]
 
 
-def _name(method: str | Callable[..., Method]) -> str:
-    """Return the name of a method, which is registered if it is new."""
+def _row(method: str | Callable[..., Method]) -> Row:
     if not isinstance(method, str):
-        known = [entry.name for entry in METHODS.values() if entry.make is method]
-        return known[0] if known else _registered(method)
-    path, _, name = method.rpartition(":")
-    found = read_methods(Path(path)) if path else METHODS
+        rule = "be names or functions; write a function around another object"
+        plain = inspect.isfunction(method) or inspect.ismethod(method)
+        check.typed(plain, "methods", rule, method)
+        return Row.of(method)
+    path, _, name = (f"{method}:" if method.endswith(".py") else method).rpartition(":")
+    found: Mapping[str, Any] = read_methods(Path(path)) if path else METHODS
     if name not in found:
-        near = get_close_matches(name, found) or sorted(found)
+        near = ", ".join(get_close_matches(name, found) or sorted(found))
+        there = f"there are {near}" if near else "no function of it begins with `setting`"
+        if not name:
+            raise CompareError(f"`--methods` must be FILE:NAME for a file; got {method}: {there}.")
         where = path or "the gallery"
-        raise CompareError(f"{name!r} is no method of {where}; there are {', '.join(near)}.")
-    return name
+        raise CompareError(f"{name!r} is no method of {where}; {there}.")
+    return Row.of(found[name] if path else name)
 
 
-def _registered(make: Callable[..., Method]) -> str:
+def entry_of(make: Callable[..., Method]) -> Entry:
+    """Return the entry of a function. That of a new function is not registered."""
+    known = [entry for entry in (METHODS | FURTHER).values() if entry.make is make]
+    if not known and make not in ENTRIES:
+        ENTRIES[make] = _made(make)
+    return known[0] if known else ENTRIES[make]
+
+
+def _made(make: Callable[..., Method]) -> Entry:
     title = make.__name__.replace("_", " ").capitalize()
+    if title.casefold() in {entry.title.casefold() for entry in (METHODS | FURTHER).values()}:
+        raise CompareError(f"`methods` must have new names; got {make.__name__}.")
     rates = [name for name in ("learning_rate",) if name in inspect.signature(make).parameters]
     search = {name: LEARNING_RATE[name] for name in rates}
     try:
         register(title, families=FAMILIES, traits=("personalized",), search=search)(make)
     except ValueError as error:
         raise CompareError(f"{make.__name__} cannot be a method: {error}") from error
-    return make.__name__
-
-
-SOURCES: dict[str, bytes] = {}
-"""Text of each imported file of methods, by the name of its module."""
+    return METHODS.pop(make.__name__)
 
 
 def code(row: Row) -> str | None:
@@ -133,46 +170,55 @@ def code(row: Row) -> str | None:
     Of a file it is the whole file, but not what it imports. Of another function, it is its code
     with the values around it (:func:`fedprompt.compare.identity.told`).
     """
-    if row.method is None or row.method in FURTHER:
+    if row.make is None:
         return None
-    make = inspect.unwrap(row.entry.make)
-    if make.__module__.startswith("fedprompt."):
-        return None
-    text = SOURCES.get(make.__module__)
+    _, text = SOURCES.get(row.make.__module__, (None, None))
     return stamp(json.dumps(told(row.entry.make)) if text is None else text)
 
 
-def read_methods(path: Path) -> dict[str, Entry]:
+def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..., Method]]:
     """Import a file, which may import modules of its folder, and return its methods.
 
     They are the functions that it registers, and all others whose first argument is `setting`.
+    Each text of each file is a module of its own.
+
+    Args:
+        path: Path of the file.
+        text: Text that another process read. If None, it is read.
 
     Raises:
         CompareError: If there is no such file, or it cannot be imported.
     """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.exists():
-        raise CompareError(f"`--methods` must name an existing Python file; got {path}.")
-    module, text = sys.modules.get(path.stem), path.read_bytes()
-    if getattr(module, "__file__", None) != spec.origin:
-        if (folder := str(path.parent.resolve())) not in sys.path:
-            sys.path.insert(0, folder)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[path.stem]
-            line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-            said = f"{path}{line} cannot be imported: {type(error).__name__}: {error}"
-            raise CompareError(said) from error
-        SOURCES[path.stem] = text
-    elif SOURCES.setdefault(path.stem, text) != text:
-        raise CompareError(f"{path} changed after it was imported. Start Python again.")
-    for make in list(vars(module).values()):
-        own = inspect.isfunction(make) and make.__module__ == path.stem
-        known = METHODS.get(getattr(make, "__name__", ""))
-        new = own and (known is None or known.make.__module__ != path.stem)
-        if new and next(iter(inspect.signature(make).parameters), "") == "setting":
-            _registered(make)
-    return {name: entry for name, entry in METHODS.items() if entry.make.__module__ == path.stem}
+    if text is None:
+        if path.suffix != ".py" or not path.is_file():
+            raise CompareError(f"`--methods` must name an existing Python file; got {path}.")
+        path, text = path.resolve(), path.read_bytes()
+    name = f"{path.stem}-{stamp(bytes(path) + text)}"
+    if name not in SOURCES:
+        _import(name, path, text)
+    made = [each for each in ENTRIES if each.__module__ == name]
+    own = [each for each in vars(sys.modules[name]).values() if inspect.isfunction(each)]
+    own = [each for each in own if each.__module__ == name]
+    plain = [
+        each for each in own if next(iter(inspect.signature(each).parameters), "") == "setting"
+    ]
+    return {each.__name__: each for each in (*plain, *made)}
+
+
+def _import(name: str, path: Path, text: bytes) -> None:
+    """Import a file. Installed packages come before modules of its folder."""
+    module = ModuleType(name)
+    module.__file__, sys.modules[name] = str(path), module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        exec(compile(text, str(path), "exec"), vars(module))
+        SOURCES[name] = path, text
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        said = f"{path}{line} cannot be imported: {type(error).__name__}: {error}"
+        raise CompareError(said) from error
+    finally:
+        for entry in [each for each in METHODS.values() if each.make.__module__ == name]:
+            ENTRIES[entry.make] = METHODS.pop(entry.name)

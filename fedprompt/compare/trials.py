@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.methods import Federation, Setting
 from fedprompt.methods.setting import Inputs
 
@@ -27,7 +28,7 @@ def line_of(error: object) -> str:
     """Return the first two lines of an error or a text as one, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text, kind = " ".join(lines[:2])[:300].rstrip("."), type(error).__name__
-    return f"{kind}: {text}" if text and isinstance(error, KeyError) else text or kind
+    return f"{kind}: {text}" if text and isinstance(error, KeyError | SystemExit) else text or kind
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Machine:
 
     device: str = "cpu"
     shrink: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.number("shrink", self.shrink, above=0, at_most=1)
 
 
 class Images(NamedTuple):

@@ -178,6 +178,7 @@ def register(
             for piece in _pieces(make) & given.keys():
                 check.optional(check.function, piece, given[piece])
             made = make(*arguments, **given)
+            check.instance(name, made, Method, "return a Method")
             return made._replace(predict=Prediction(made.predict, checked, arguments, given))
 
         check.require(name not in METHODS, "name", "be new among the methods", repr(name))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +37,36 @@ def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert len(cells.load(tmp_path / "records.jsonl", TASKS["digits"])) == 6
     assert cells.run_all(listed, tmp_path / "records.jsonl", workers=1) == whole
+
+
+PROGRAM = """
+import os, time, torch
+from multiprocessing import parent_process
+from fedprompt import compare, methods, samples, vit_trunk
+
+def mine(setting):
+    if parent_process() is not None:
+        print(os.getpid(), flush=True)
+        time.sleep(900)
+    return methods.fedprox(setting)
+
+if __name__ == "__main__":
+    images, labels, tests, test_labels = samples.digits()
+    setting = methods.VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
+    held_out = methods.HeldOut(tests, test_labels)
+    problem = compare.problem(images, labels, {0: range(20)}, held_out, setting=setting)
+    compare.run(problem, [mine], seeds=2, workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_of_a_program_runs_in_workers_which_end_when_it_is_killed(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert len({int(program.stdout.readline()) for _ in range(2)} - {program.pid}) == 2
+        program.kill()
+        program.communicate(timeout=60)  # the output ends with the last process that has it
 
 
 def test_a_cell_that_fails_does_not_lose_the_others(tmp_path):

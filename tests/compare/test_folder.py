@@ -18,7 +18,8 @@ from fedprompt import compare, data, methods, samples
 from fedprompt.compare import cells, command, measure, prompts, records, results, rows
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
-from fedprompt.methods import METHODS, registry
+from fedprompt.methods import METHODS
+from refusals import refused
 
 CLASSES, DOMAINS = ("chat noir", "ö été", "zebra", "hund"), ("art", "photo été", "sketch")
 SIZE = 32
@@ -53,14 +54,6 @@ def vit(tmp_path_factory):
         model = timm.create_model("test_vit", num_classes=0, img_size=SIZE)
     save_file(model.state_dict(), path)
     return f"test_vit={path}"
-
-
-@pytest.fixture
-def gallery(monkeypatch):
-    """Let methods of files be registered in a copy of the gallery."""
-    copy = dict(METHODS)
-    monkeypatch.setattr(registry, "METHODS", copy)
-    monkeypatch.setattr(rows, "METHODS", copy)
 
 
 def pixels_of(found, places):
@@ -154,27 +147,28 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
-def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkeypatch, gallery):
-    file = tmp_path / "edited_method.py"
-    monkeypatch.delitem(rows.sys.modules, "edited_method", raising=False)
-    text = (
-        "from fedprompt import methods\ndef mine(setting):\n    return methods.fedprox(setting{})\n"
-    )
-    file.write_text(text.format(""))
+def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
     problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
-    (row,) = rows.chosen([f"{file}:mine"], "one model")
-    first, again = (Cell(problem, "", row, 0, None, Machine(), [file]) for _ in range(2))
-    before = first.named()
-    assert first.key() == again.key()
-    file.write_text(text.format(", learning_rate=1.0"))
-    with pytest.raises(CompareError, match="changed after it was imported"):  # not the old code
-        rows.chosen([f"{file}:mine"], "one model")
-    monkeypatch.delitem(rows.sys.modules, "edited_method")  # as in a new process
-    del rows.METHODS["mine"]
-    (row,) = rows.chosen([f"{file}:mine"], "one model")
-    after = Cell(problem, "", row, 0, None, Machine(), [file]).named()
+    found = []
+    text = (
+        "from fedprompt.methods import fedprox\ndef mine(setting):\n    return fedprox(setting{})"
+    )
+    for place, more in (("a", ""), ("b", ", proximal_weight=1.0"), ("a", ", learning_rate=1.0")):
+        file = tmp_path / place / "timm.py"  # a file may have the name of a package
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text.format(more))
+        (row,) = rows.chosen([f"{file}:mine"], "one model")
+        found.append(Cell(problem, "", row, 0, None, Machine()))
+    sent = [pickle.dumps(cell.row) for cell in found]
+    first, *others = (cell.named() for cell in found)
     for told in (cells.key, cells.chosen):  # a version that diverged does not leave out the next
-        assert told(after, problem) != told(before, problem)
+        assert told(first, problem) not in [told(other, problem) for other in others]
+    assert "vision_transformer" in dir(timm.models)
+    rows.SOURCES.clear()  # another process imports the text that was read
+    assert [rows.code(pickle.loads(each)) for each in sent] == [
+        each["code"] for each in (first, *others)
+    ]
+    assert "mine" not in METHODS
 
 
 def test_files_of_clients_with_almost_the_same_name_are_others(images, vit):
@@ -252,7 +246,7 @@ def halfway(setting, *, learning_rate=0.02):
 """
 
 
-def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_path, gallery, capsys):
+def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_path, capsys):
     (tmp_path / "halves.py").write_text(OWN)
     flags = [
         "--methods",
@@ -263,6 +257,7 @@ def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_pat
         str(tmp_path / "o"),
     ]
     command.main([str(images), "--vit", vit, *flags, *FEW])
+    assert "Best of 2 trials of each row:\n\n| row " in (tmp_path / "o" / "table.md").read_text()
     assert "| Halfway " in capsys.readouterr().out
     found = records.read(tmp_path / "o" / "records.jsonl")
     rates = {r["values"]["learning_rate"] for r in found if r["row"] == "Halfway"}
@@ -287,13 +282,41 @@ def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_pat
         (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
         (["--layout", "class/x"], "`layout` must be one of"),
         (["--newcomers", "3"], "`newcomers` must be below 3, the clients; got 3"),
+        (["--cohort-size", "4"], "`cohort_size` must be at most 3, the clients that tr"),
+        (["--clients", ""], "argument --clients: must not be empty"),
+        (["--out="], "argument --out: must not be empty"),
+        (
+            ["--template", "{} {}"],
+            "`template` must have one {} for the name of a class; got '{} {}'",
+        ),
+        (["--device", "mps"], "`device` must be one of this machine; got mps: "),
+        (
+            ["--methods", "own.py"],
+            "`--methods` must be FILE:NAME for a file; got own.py: there are f, g",
+        ),
+        (
+            ["--methods", "own.py:f"],
+            "These methods do not fit. f: `f` must return a Method; got 3 (int)",
+        ),
+        (
+            ["--methods", "fedprox, own.py:g"],
+            "These methods do not fit. g: SystemExit: 3 (own.py, line 4)",
+        ),
+        (
+            ["--methods", "no.py:x"],
+            "'x' is no method of no.py; no function of it begins with `setting`",
+        ),
+        (["--methods", "exit.py:x"], "exit.py cannot be imported: SystemExit: 3"),
     ],
 )
 def test_a_mistake_ends_with_one_line_before_anything_runs(
     flags, message, images, vit, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.py").write_text("def f(:")
+    own = "import sys\ndef f(setting): return 3\ndef g(setting):\n    sys.exit(3)"
+    files = {"bad": "def f(:", "own": own, "no": "def x(other): return 3", "exit": "exit(3)"}
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(results.cells, "run_all", None)
     given = {"--vit": vit, "--methods": "fedprox", "--out": "out"} | dict(
         [flags] if len(flags) == 2 else []
@@ -305,6 +328,42 @@ def test_a_mistake_ends_with_one_line_before_anything_runs(
     said = capsys.readouterr().err
     assert re.match(f"fedprompt compare: .*{re.escape(message)}", said)
     assert said.count("\n") == 1
+
+
+def owned(clients, labels=None, newcomers=0, **tests):
+    images, every, test_images, test_labels = (part[:40] for part in samples.digits())
+    setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
+    given = images, every if labels is None else labels, clients
+    held_out = methods.HeldOut(test_images, test_labels, **tests)
+    return compare.problem(*given, held_out, setting=setting, newcomers=newcomers)
+
+
+REFUSED = """
+owned({0: [0, 1]}, labels=torch.zeros(40)) -> TypeError: `labels` must be integers of shape (batch,)
+owned({0: [0, 1]}, labels=np.zeros(40, int)) -> TypeError: `labels` must be a tensor of integers of
+owned({0: [0, 1]}, labels=samples.digits()[1]) -> ValueError: `labels` must have one entry for each
+owned({0: [0, 1]}, labels=samples.digits()[1][:40] + 5) -> ValueError: `labels` must lie in [0, 10)
+owned({}) -> ValueError: `clients` must have the ids 0, 1, 2 and so on; got [].
+owned({1: [0, 1]}) -> ValueError: `clients` must have the ids 0, 1, 2 and so on; got [1].
+owned(lambda generator: 3) -> TypeError: `clients` must map ids to positions of inputs; got 3 (int)
+owned({0: []}) -> ValueError: `clients[0]` must have at least one position; got none
+owned({0: [99]}) -> ValueError: `clients[0]` must lie in [0, 40)
+owned({0: [0]}, own={7: torch.tensor([0])}) -> ValueError: `tests.own` must have ids of clien
+owned({0: [0]}, newcomers=1) -> ValueError: `newcomers` must be below 1, the clients; got 1.
+owned({0: [0]}, newcomers=-1) -> ValueError: `newcomers` must be at least 0; got -1.
+owned({0: [0]}, mixes={0: torch.ones(10)}) -> ValueError: `tests` must have no cells or mixes
+compare.folder('x', vit='y', rounds=0) -> ValueError: `rounds` must be at least 1; got 0.
+compare.folder('x', vit='y', steps=0) -> ValueError: `steps` must be at least 1; got 0.
+compare.folder('x', vit='y', batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0.
+compare.folder('x', vit='y', newcomers='1') -> TypeError: `newcomers` must be an integer; got '1' (
+compare.folder('x', vit='y', clients=3) -> TypeError: `clients` must be a string; got 3 (int)
+compare.run(owned({0: [0]}), ['local'], shrink=0) -> ValueError: `shrink` must be above 0; got 0.
+compare.run(owned({0: [0]}), ['local'], shrink=5) -> ValueError: `shrink` must be at most 1; got 5.
+compare.run(owned({0: [0]}), ['local'], device=3) -> TypeError: `device` must be a device, such as
+compare.run(owned({0: [0]}), ['local'], out='') -> ValueError: `out` must be the path of a folder
+compare.run('x', ['local']) -> TypeError: `problem` must be one of `compare.folder` or `compare.p
+"""
+test_wrong_problems_and_runs_are_refused = refused(globals())(REFUSED)
 
 
 def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
@@ -320,20 +379,33 @@ def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
 
 def test_a_damaged_line_is_named_and_a_complete_last_line_counts(tmp_path):
     path = tmp_path / "r.jsonl"
-    line = json.dumps(dict.fromkeys(records.NAMED, 0))
+    texts = dict.fromkeys(("task", "partition", "row"), "a")
+    good = texts | {
+        "seed": 0,
+        "trial": None,
+        "values": {},
+        "own": 0.5,
+        "clients": {"0": {"own": 1}},
+    }
+    line = json.dumps(good)
     path.write_text(f"{line}\n{line}")
     assert len(records.read(path)) == 2
     records.append(path, json.loads(line))
     assert len(records.read(path)) == 3
-    for bad in ("", "{", '{"row": 1}'):
-        path.write_text(f"{line}\n{bad}\n{line}\n")
+    wrong = {"values": None, "own": "x", "full": None, "clients": 3, "inputs": "x", "seed": "0"}
+    wrong_records = [good | {name: value} for name, value in wrong.items()]
+    wrong_records += [good | {"clients": {"0": of}} for of in (1, {"own": "x"})]
+    wrong_records.append({name: value for name, value in good.items() if name != "own"})
+    listed = ("", "{", '{"row": 1}', "\xe9\xff", *map(json.dumps, wrong_records))
+    for bad in listed:
+        path.write_text(f"{line}\n{bad}\n{line}\n", encoding="latin-1")
         with pytest.raises(CompareError, match=rf"Line 2 of {path} must be a record"):
             records.read(path)
 
 
 def test_two_programs_append_to_one_file(tmp_path):
     path, size = tmp_path / "r.jsonl", 20
-    record = dict.fromkeys(records.NAMED, "x" * 2000)
+    record = {"task": "", "partition": "", "row": "x" * 9999, "trial": None, "values": {}, "own": 1}
     child = os.fork()
     for number in range(size):
         records.append(path, record | {"seed": number})
@@ -343,7 +415,7 @@ def test_two_programs_append_to_one_file(tmp_path):
     assert len(records.read(path)) == 2 * size
 
 
-def test_a_method_that_fails_later_is_named_and_the_others_have_their_table(gallery):
+def test_a_method_that_fails_later_is_named_and_the_others_have_their_table():
     def breaks(setting, *, learning_rate=0.01):
         method = methods.fedprox(setting, learning_rate=learning_rate)
 

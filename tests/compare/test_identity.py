@@ -17,7 +17,7 @@ from fedprompt import methods, samples
 from fedprompt.compare import rows
 from fedprompt.compare.identity import settled, told
 from fedprompt.compare.trials import CompareError
-from fedprompt.methods import registry
+from refusals import refused
 
 MIDDLE = torch.tensor(1000)
 FIELDS = {
@@ -82,17 +82,32 @@ def test_a_setting_that_was_used_is_the_same():
     assert settled(setting) == before
 
 
-def test_a_method_with_another_value_around_it_is_another_run(monkeypatch):
+def test_a_method_with_another_value_around_it_is_another_run():
+    """A function of the same name takes the place of the old one, as in a notebook."""
+
     def keyed(rate):
         def mine(setting):
             return methods.fedprox(setting, learning_rate=rate)
 
-        copy = dict(methods.METHODS)
-        monkeypatch.setattr(registry, "METHODS", copy)
-        monkeypatch.setattr(rows, "METHODS", copy)
-        return rows.code(*rows.chosen([mine], "one model"))
+        once, twice = (rows.code(*rows.chosen([mine], "one model")) for _ in range(2))
+        assert once == twice
+        return once
 
     assert keyed(0.1) == keyed(0.1) != keyed(0.2)
+
+
+def ditto(setting):
+    return methods.ditto(setting)
+
+
+REFUSED = """
+rows.chosen('ditto', 'one model') -> TypeError: `methods` must be a sequence of names or functions
+rows.chosen([3], 'one model') -> TypeError: `methods` must be names or functions; write a function
+rows.chosen([partial(ditto)], 'one model') -> TypeError: `methods` must be names or functions
+rows.chosen([ditto], 'one model') -> CompareError: `methods` must have new names; got ditto.
+rows.chosen([moved, moved], 'CLIP') -> CompareError: `--methods` must name each once; got 'moved'
+"""
+test_wrong_methods_are_refused = refused(globals())(REFUSED)
 
 
 def test_functions_of_libraries_have_names_and_an_object_of_c_is_refused():

@@ -14,11 +14,10 @@ from scipy import stats
 import compare
 import fedprompt as fp
 import private
-from fedprompt.compare import cells, records, rows, tables
+from fedprompt.compare import cells, records, tables
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.hyperparameters import TUNING_SEED
 from fedprompt.compare.rows import Row
-from fedprompt.methods import METHODS, registry
 from tasks import TASKS, codecs, digits, pages
 from tasks.core import Machine
 
@@ -145,10 +144,7 @@ def test_a_task_runs_methods_once_and_says_that_it_is_shrunk(
 def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "METHODS", dict(METHODS))
-    for module in (rows, digits):
-        monkeypatch.setattr(module, "METHODS", registry.METHODS)
-    monkeypatch.chdir(tmp_path)  # a cell reads the file again, and finds that it was read
+    monkeypatch.chdir(tmp_path)
     folder = run("--methods", "mine.py:halfway", *FEW)
     assert "| Halfway " in capsys.readouterr().out
     (path,) = folder.rglob("*.jsonl")
@@ -219,7 +215,7 @@ def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_pat
     path = tmp_path / "digits.jsonl"
 
     def tuned():
-        return compare.tuned([row], [], args, "few", path)[0].values
+        return compare.tuned([row], args, "few", path)[0].values
 
     assert tuned() == {"learning_rate": 0.01, "head_rate": 0.01}  # three trials have this rate
     best = Cell(TASKS["digits"], "few", row, 0, None, Machine()).named() | {"values": dict(tuned())}
