@@ -34,6 +34,8 @@ LISTS = {"coop": "split_zhou_*.json", "csv": "*.csv"}
 ROW = {"path", "label", "domain", "split"}
 COLUMNS = {"file_name": "path", "client": "domain"}
 """Columns of a list, and other names of two."""
+RESULTS = {"bars.png", "seeds.csv"}
+"""Picture of ``fedprompt compare``, and the table that it always has next to it."""
 SHOWN = 10
 """Largest number of names in a description."""
 
@@ -149,7 +151,8 @@ def read_folder(
     split. With `layout` you decide, and images may then be in subfolders of their class.
 
     Hidden files, files without an extension of images, folders without images and links to a
-    parent folder are left out. ``print(folder)`` has their numbers.
+    parent folder are left out, and so is the picture of ``fedprompt compare`` in its folder of
+    results. ``print(folder)`` has their numbers.
 
     Args:
         root: Folder of images, or a list.
@@ -250,6 +253,7 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
         except OSError as error:
             _leave(skipped, skip, f"unreadable ({error.strerror})", [folder])
             return
+        results = {path.name for path in entries} >= RESULTS
         for path in entries:
             if path.name.startswith(".") or path.name == "__MACOSX":
                 skipped["hidden"].append(path)
@@ -261,6 +265,8 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
                     visit(path, (*names, _nfc(path.name)), (*above, real))
             elif path.suffix.lower() not in IMAGES:
                 skipped["not an image"].append(path)
+            elif results and path.name in RESULTS:
+                skipped["results of fedprompt compare"].append(path)
             elif fault := _fault(path):
                 _leave(skipped, skip, fault, [path])
             else:

@@ -266,6 +266,15 @@ def test_images_outside_of_a_given_layout_are_refused_or_counted(tmp_path):
     assert len(found.skipped["outside of the layout split/class"]) == 2
 
 
+@pytest.mark.parametrize("out", ["res", "cat/res", "a/b/c", ""])
+def test_results_of_a_comparison_in_a_folder_are_not_its_images(out, tmp_path):
+    before = read_folder(make(tmp_path, "{cat,dog}/{1,2}.png"))
+    make(tmp_path / out, "bars.png", "seeds.csv", "records.jsonl", "table.md")
+    after = read_folder(tmp_path)
+    assert (after.paths, after.layout) == (before.paths, before.layout)
+    assert after.skipped["results of fedprompt compare"] == (tmp_path / out / "bars.png",)
+
+
 def test_links_in_circles_end_and_other_links_are_followed(tmp_path):
     make(tmp_path, "photos/{cat,dog}/{1,2}.png", "elsewhere/{3,4}.png")
     root = tmp_path / "photos"
