@@ -1,7 +1,6 @@
 """Cells of a table, each with a line in a JSON-lines file, and the processes that run them."""
 
 import json
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing, contextmanager
@@ -52,9 +51,8 @@ class Cell:
 
     @property
     def stem(self) -> str:
-        """First part of the names of files."""
-        where = [self.partition] if self.partition else []
-        return "-".join([*where, re.sub(r"\W+", "-", self.row.title).strip("-").lower()])
+        """First part of the names of files, which no other cell has."""
+        return prompts.stem(self.named(), self.key())
 
     def named(self) -> Record:
         """Return the fields that a cell and its record have in common."""

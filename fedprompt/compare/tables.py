@@ -175,7 +175,7 @@ def mean(seeds: Sequence[Record], name: str) -> float:
 
 def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
     """Lay out rows as a Markdown table, the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *body)]
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (header, *body)]
     first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
     lines = [[row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells]

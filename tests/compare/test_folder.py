@@ -85,7 +85,7 @@ def test_figures_of_a_command_are_those_of_the_saved_prompts(images, vit, tmp_pa
     for row, domain in [("FedProx", 0), ("Ditto", 0), ("Ditto", 2)]:
         end = "" if row == "FedProx" else f"-{DOMAINS[domain]}"
         mine = setting.new_model()
-        path = tmp_path / "prompts" / f"{row.lower()}-seed0{end}.safetensors"
+        (path,) = (tmp_path / "prompts").glob(f"{row.lower()}-seed0-????????{end}.safetensors")
         fp.load_prompts(mine, path, trunk=trunk)
         tests = np.flatnonzero(found.split == "test")
         right = mine(pixels_of(found, tests)).argmax(1).numpy() == found.labels[tests]
@@ -177,12 +177,12 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkey
         assert told(after, problem) != told(before, problem)
 
 
-def test_files_of_clients_with_almost_the_same_name_are_others(images, vit):
-    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
-    row = rows.chosen(["fedprox"], "one model")[0]
-    trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
-    trial = trial._replace(names=("a/b", "a:b", "c"))
-    assert [prompts._file(client, trial) for client in range(3)] == ["a_b-0", "a_b-1", "c"]
+def test_names_of_clients_and_domains_make_files_of_one_folder():
+    names = "a/b", "a:b", "..", "c d é", "x" * 300, "x" * 299
+    files = [prompts.file_name(name) for name in names]
+    assert len({*files}) == len(names)
+    assert files[3] == names[3]
+    assert all(len(name) < 50 and "/" not in name for name in files)
 
 
 def test_a_batch_has_a_quarter_of_a_client_if_it_is_not_given(images, vit):
@@ -236,10 +236,10 @@ def normalized(found, places, clip):
 def test_each_domain_is_left_out_in_turn_and_their_mean_is_the_first_table(images, vit):
     problem = compare.folder(images, vit=vit, size=SIZE, leave_one_out=True, rounds=1, shots=4)
     found = compare.run(problem, ["fedprox"], seeds=2)
-    assert list(found.views()) == ["all", *DOMAINS]
+    assert list(found.views()) == ["", *DOMAINS]
     by_name = {(r["partition"], r["row"], r["seed"]): r["unseen"] for r in found.found}
     mean = np.mean([by_name[domain, "FedProx", seed] for domain in DOMAINS for seed in (0, 1)])
-    assert re.search(rf"\| FedProx +\| +{100 * mean:.1f} \|", found.reports()["all"])
+    assert re.search(rf"\| FedProx +\| +{100 * mean:.1f} \|", found.reports()[""])
     clients = {(r["partition"], r["client"]) for r in found.clients}
     assert clients == {(left, kept) for left in DOMAINS for kept in DOMAINS if left != kept}
 
@@ -364,3 +364,54 @@ def test_a_method_that_fails_later_is_named_and_the_others_have_their_table(gall
     assert str(found).endswith(f"Breaks failed: {found.failed['Breaks']}")
     assert {record["row"] for record in found.found} == {"Head tuning", "Training alone"}
     assert all(record["worst"] <= record["own"] for record in found.found)
+
+
+def test_a_table_names_the_prompts_of_its_own_budget(images, vit, tmp_path):
+    named, bytes_of = [], []
+    for rounds in (1, 2, 1):
+        problem = compare.folder(images, vit=vit, size=SIZE, rounds=rounds, steps=1)
+        found = compare.run(problem, ["fedprox"], seeds=1, out=tmp_path)
+        said = found.save(tmp_path)
+        lines = csv.DictReader((tmp_path / "clients.csv").read_text().splitlines())
+        named.append([line["prompts"] for line in lines])
+        bytes_of.append([(tmp_path / name).read_bytes() for name in named[-1]])
+    assert named[0] == named[2]
+    assert bytes_of[0] == bytes_of[2] != bytes_of[1]
+    assert "missing" not in said
+    for name in named[0]:
+        (tmp_path / name).unlink(missing_ok=True)
+    assert "Prompts of FedProx (seed 0), Training alone (seed 0) are missing." in found.save(
+        tmp_path
+    )
+    assert ",\n" in (tmp_path / "clients.csv").read_text()
+
+
+def test_if_all_runs_fail_the_command_ends_with_their_reason(images, vit, tmp_path, capsys):
+    flags = ["--vit", vit, "--methods", "fedprox", "--out", str(tmp_path), "--cohort-size", "99"]
+    with pytest.raises(SystemExit) as error:
+        command.main([str(images), *flags, *FEW])
+    assert error.value.code == 1
+    said = capsys.readouterr().out
+    assert "FedProx failed: " in said
+    assert said.endswith(f"No run finished, so {tmp_path} has no table.\n")
+    assert not (tmp_path / "bars.png").exists()
+
+
+def test_a_domain_may_have_any_name(images, vit, tmp_path):
+    files, names = sorted(images.rglob("*.png")), ("all", "row", "a/b|")
+    lines = [f"{path},{path.parent.name},{names[DOMAINS.index(path.parts[-4])]}" for path in files]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,client", *lines]))
+    more = {"leave_one_out": True, "rounds": 1, "steps": 1}
+    problem = compare.folder(tmp_path / "list.csv", vit=vit, size=SIZE, **more)
+    found = compare.run(problem, ["fedprox"], seeds=1, out=tmp_path / "out")
+    assert not found.failed
+    found.save(tmp_path / "out")
+    assert len([*(tmp_path / "out").glob("table*.csv")]) == 4
+    (mean, *_) = csv.DictReader((tmp_path / "out" / "table.csv").read_text().splitlines())
+    unseen = {
+        each["partition"]: each["unseen"] for each in found.seeds if each["method"] == mean["row"]
+    }
+    assert {name: mean[f"on {name}"] for name in names} == {
+        n: f"{100 * unseen[n]:.1f}" for n in names
+    }
+    assert r"on a/b\|" in (tmp_path / "out" / "table.md").read_text()
