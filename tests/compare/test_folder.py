@@ -154,6 +154,64 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
+def test_further_tests_with_two_readings_are_read_like_the_folder(vit, tmp_path):
+    images, said = write(tmp_path / "images", "{name}", 2), []
+    other = write(tmp_path / "other", "{name}/small", 1)
+    with pytest.raises(ValueError, match="must be read in one way"):
+        data.read_folder(write(other, "{name}", 1))
+    compare.folder(images, vit=vit, size=SIZE, test=other, say=said.append)
+    assert f"{other}: layout class, 24 images, 4 classes" in said[0]
+    with pytest.raises(CompareError, match=r"`test` must be a folder or a list .*none is missing"):
+        compare.folder(images, vit=vit, size=SIZE, test="none")
+
+
+def test_images_that_cannot_be_read_are_counted_and_named(images, vit, tmp_path):
+    folder, said = write(tmp_path / "images", "{name}", 2), []
+    path = folder / "hund" / "0 0.png"
+    path.write_bytes(path.read_bytes()[:60])
+    where = {"vit": vit, "size": SIZE, "cache": tmp_path / "cache"}
+    compare.folder(folder, **where, skip=True, say=said.append)
+    assert "1 images cannot be read, and are left out." in said[1]
+    assert "layout class, 23 images, 4 classes" in said[1]
+    assert "classes: chat noir 6, hund 5, zebra 6, ö été 6" in said[1]
+    with pytest.raises(ValueError, match=rf"such as {path}\. Correct it"):
+        compare.folder(folder, **where)
+
+
+@pytest.mark.parametrize(
+    ("labels", "splits", "message"),
+    [
+        ("aabb", "test test test test", "must have training and test images .*; got 0 and 4"),
+        ("abcd", "train train train train", "must have training and test images .*; got 4 and 0"),
+        (
+            "aab",
+            "train test train",
+            r"Without `clients`, .*list\.csv is divided by dirichlet:0\.3:2\.",
+        ),
+        (["a b", "a_b"] * 2, "train train test test", r"must differ for a CLIP.* got \['a_b'\]"),
+    ],
+)
+def test_an_error_is_about_what_was_given(labels, splits, message, images, vit, tmp_path):
+    lines = zip(sorted(images.rglob("*.png")), labels, splits.split(), strict=False)
+    text = "\n".join(["path,label,split", *(",".join(map(str, line)) for line in lines)])
+    (tmp_path / "list.csv").write_text(text)
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    network = {"clip": tower, "clients": "iid:2"} if "a_b" in labels else {"vit": vit, "size": SIZE}
+    with pytest.raises(CompareError, match=message):
+        compare.folder(tmp_path / "list.csv", **network)
+
+
+@pytest.mark.unhooked
+def test_a_damaged_file_of_tokens_is_made_again(images, tmp_path):
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    problem = compare.folder(images, clip=tower, rounds=1, steps=1, cache=tmp_path)
+    first = compare.run(problem, ["promptfl"], seeds=1).found
+    (path,) = tmp_path.glob("*.npy")
+    for size in (0, 200, path.stat().st_size // 2):
+        path.write_bytes(path.read_bytes()[:size])
+        assert compare.run(problem, ["promptfl"], seeds=1).found == first
+
+
 def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path, monkeypatch, gallery):
     file = tmp_path / "edited_method.py"
     monkeypatch.delitem(rows.sys.modules, "edited_method", raising=False)
@@ -207,11 +265,12 @@ def test_a_new_client_without_tests_is_not_measured(images, vit):
 def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     images = write(tmp_path, "{split}/{name}", 9, ("five", "four", "nine", "one"))
     tower = fp.TextTower(samples.clip(), samples.tokenize)
-    problem = compare.folder(images, clip=tower, base_to_new=True, clients="iid:2", rounds=1)
+    more = {"base_to_new": True, "test": images}
+    problem = compare.folder(images, clip=tower, clients="iid:2", rounds=1, **more)
     results = compare.run(problem, ["zero_shot"], seeds=1)
     (found,) = (each for each in results.seeds if each["method"] != "Training alone")
     every, clip = data.read_folder(images), samples.clip()
-    for name, chosen in (("full", (0, 1)), ("new", (2, 3))):
+    for name, chosen in (("full", (0, 1)), ("new", (2, 3)), ("transfer", (0, 1, 2, 3))):
         words = [every.class_names[label] for label in chosen]
         heads = fp.zero_shot_classifier(tower, words, ["a photo of a {}."])
         tests = np.flatnonzero((every.split == "test") & np.isin(every.labels, chosen))
