@@ -19,6 +19,8 @@ from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
 
+__all__ = ["load"]
+
 LONGEST = 40
 """Number of characters of a name that a file has."""
 

@@ -209,8 +209,8 @@ read_folder("one", layout="class") -> ValueError: `root` must have training imag
 read_folder(".", layout="csv") -> ValueError: `root` must be or have one list of images
 read_folder(listed("path,label\\n1.png,a\\n")) -> ValueError: list.csv, line 2: 1.png is missing
 read_folder(listed("path,label\\none/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
-read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table in UTF-8
-read_folder(listed("path,label\\n")) -> ValueError: `root` must have training images of several classes; got list.csv: no
+read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table
+read_folder(listed("path,label\\n")) -> ValueError: `root` must have training images of several
 read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line 2: split must be
