@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -55,9 +54,8 @@ class Cell:
 
     @property
     def stem(self) -> str:
-        """First part of the names of files."""
-        where = [self.partition] if self.partition else []
-        return "-".join([*where, re.sub(r"\W+", "-", self.row.title).strip("-").lower()])
+        """First part of the names of files, which no other cell has."""
+        return prompts.stem(self.named(), self.key())
 
     def named(self) -> Record:
         """Return the fields that a cell and its record have in common."""

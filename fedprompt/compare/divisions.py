@@ -73,9 +73,8 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
     train, test = sides(folder)
     if kind in ("domains", "folders"):
         if folder.domain_names == ("",):
-            rule = (
-                f"divide by numbers, such as dirichlet:0.3:10, since {folder.root} has no domains"
-            )
+            source = folder.file or folder.root
+            rule = f"divide by numbers, such as dirichlet:0.3:10, since {source} has no domains"
             raise check.wrong("--clients", rule, repr(clients))
         names = folder.domain_names
         parts = [_by_domain(folder, side) for side in (train, test)]

@@ -117,7 +117,7 @@ def harmonic_means(base: Sequence[float], new: Sequence[float]) -> tuple[float, 
     """Combine the accuracies of seeds on base and on new classes.
 
     The figure of a table is the harmonic mean of the two means over seeds. It is not the mean of
-    the harmonic means of seeds, which is smaller or equal, and which intervals need.
+    the harmonic means of seeds, which is smaller or equal.
 
     Args:
         base: Accuracy on base classes, of each seed.

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import fedprompt._refusals as check
 from fedprompt import data, features
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
-from fedprompt.compare.images import decoded, stamp
+from fedprompt.compare.images import UNREADABLE, decoded, stamp
 from fedprompt.compare.own import Chosen, Data
 from fedprompt.compare.pipeline import Preparation, prepared_trunk
 from fedprompt.compare.pretrained import Network, network
@@ -75,7 +76,8 @@ class Store:
     def tokens(self, prepare: Preparation, device: str) -> Tensor:
         """Compute the tokens once, and map the file."""
         name = f"{stamp(self.folder)}-{self.network.size}px-{self.network.identity}.npy"
-        if not (path := self.cache / name).exists():
+        path = self.cache / name
+        if not whole(path, len(self.pixels)):
             model, prepared = self.network.model.to(device), prepare.to(device)
             encode: Any = lambda images: self.network.tokens(prepared(images)).cpu()  # noqa: E731
             found = features.precompute(encode, self.pixels, batch_size=64)
@@ -85,6 +87,14 @@ class Store:
                 np.save(file, found.numpy())
             part.replace(path)
         return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+def whole(path: Path, count: int) -> bool:
+    """Return whether a file has an array of a length, and is not damaged."""
+    try:
+        return len(np.load(path, mmap_mode="r")) == count
+    except (FileNotFoundError, ValueError, EOFError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -152,7 +162,8 @@ def folder(
         test: Folder of further tests, of the same or of other classes
             (``experiments.transfer``). Without a split, all of its images are tests.
         newcomers: Number of clients, the last ones, that never train.
-        layout: Layout of the folder. If None, it is found.
+        layout: Layout of the folder. If None, it is found. A folder of further tests that can be
+            read in two ways is read in the layout of the folder.
         skip: Whether to leave out damaged images.
         rounds: Number of rounds.
         steps: Number of batches of a client in a round. If None, an epoch of an average client.
@@ -193,17 +204,31 @@ def folder(
     if base_to_new and (leave_one_out or clip is None):
         raise CompareError("`base_to_new` needs a CLIP, and no `leave_one_out`.")
     found = [data.read_folder(root, layout=layout, skip=skip)]
-    found += [] if test is None else [data.read_folder(test, skip=skip)]
+    found += [] if test is None else [read_tests(test, found[0].layout, skip)]
     say("\n".join(map(str, found)))
     made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
     where = Path(mkdtemp() if cache is None else cache)
     shares = divisions.SHARE, 1  # of another folder without a split, all images are tests
     stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
+    for store in stores:
+        if lost := store.folder.skipped.get(UNREADABLE):
+            say(f"{len(lost)} images cannot be read, and are left out.\n{store.folder}")
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     title = f"{Path(root).resolve().name}, {made.name}"
     again = partial(_again, os.fspath(root), tuple(given.items()))
     return replace(_problem(stores, given, title, say), again=again)
+
+
+def read_tests(test: str | os.PathLike[str], layout: str, skip: bool) -> data.Folder:
+    """Read a folder of further tests; one with two readings, in the layout of the other folder."""
+    try:
+        return data.read_folder(test, skip=skip)
+    except (ValueError, OSError) as error:
+        if "Choose by `layout`" in str(error):
+            with suppress(ValueError):
+                return data.read_folder(test, layout=layout, skip=skip)
+        raise CompareError(str(error).replace("`root`", "`test`")) from error
 
 
 def _problem(
@@ -215,14 +240,11 @@ def _problem(
         raise CompareError("`leave_one_out` needs a folder with two domains or more.")
     parts = parts_of(store, given["base_to_new"], given["leave_one_out"])
     for name, part in parts.items():
-        pairs = [("transfer", transferred(other, store.folder)) for other in stores[1:]]
+        pairs = [("transfer", transferred(other, part.folder)) for other in stores[1:]]
         parts[name] = part._replace(further={**part.further, **dict(pairs)})
-    size = len(divisions.sides(next(iter(parts.values())).folder)[0])
-    usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
-    usual = "domains" if store.folder.domain_names != ("",) else usual
-    clients = usual if given["clients"] is None else given["clients"]
+    first = next(iter(parts.values())).folder
+    clients, division = divided_once(first, given["clients"], given["shots"])
     divide = partial(divided, clients=clients, shots=given["shots"])
-    division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
     say(f"clients {clients}, seed 0\n{division}")
     own.check_clients(len(division.train), given["newcomers"], given["cohort_size"])
     mean = sum(map(len, division.train)) / len(division.train)
@@ -239,6 +261,26 @@ def _problem(
     words = {name: f"{part.words}{clients}" for name, part in parts.items()}
     known.append([given[name] for name in same])
     return own.of_data(words, of.__getitem__, columns, known, title=title, compared=compared)
+
+
+def divided_once(
+    found: data.Folder, clients: str | None, shots: int | None
+) -> tuple[str, Division]:
+    """Return the division for seed 0, by domains or Dirichlet shares if none is given."""
+    source = found.file or found.root
+    train, test = map(len, divisions.sides(found))
+    if not train or not test:
+        rule = "have training and test images (without a split, two of a class)"
+        raise CompareError(f"{source} must {rule}; got {train} and {test} images.")
+    usual = f"dirichlet:{ALPHA}:{min(max(train // EACH, 2), MOST)}"
+    usual = "domains" if found.domain_names != ("",) else usual
+    try:
+        how = {"clients": clients or usual, "shots": shots}
+        return how["clients"], divided(found, np.random.default_rng(0), **how)
+    except ValueError as error:
+        if clients is not None:
+            raise
+        raise CompareError(f"Without `clients`, {source} is divided by {usual}. {error}") from error
 
 
 @lru_cache(1)
@@ -384,5 +426,17 @@ def setting_of(
 
 
 def worded(names: Sequence[str]) -> list[str]:
-    """Return class names with spaces, as a text tower knows them."""
-    return [name.replace("_", " ") for name in names]
+    """Return class names with spaces, as a text tower knows them, and require that they differ."""
+    spaced = [name.replace("_", " ") for name in names]
+    same = sorted(
+        {
+            name
+            for name in {*names}
+            if name not in spaced and spaced.count(name.replace("_", " ")) > 1
+        }
+    )
+    if same:
+        raise CompareError(
+            f"Class names must differ for a CLIP, which has spaces for _; got {same}"
+        )
+    return spaced

@@ -24,6 +24,9 @@ DEEP = {".png", ".tif", ".tiff", ".pgm"}
 """Extensions of images that can have more than 8 bits."""
 CHUNK = 256
 """Number of images that are decoded at a time."""
+UNREADABLE = "cannot be read"
+"""Reason of images that are left out."""
+REMEDY = "Correct it, or leave such files out by `skip=True`."
 WIDEST = 64
 """Largest ratio of the sides of an image; of a longer one, only the middle is resized."""
 
@@ -149,13 +152,15 @@ def decoded(
     kept, rest = divmod(path.stat().st_size, each)
     if rest or kept > count or not kept:
         raise ValueError(f"{path} must have {each} bytes for each of {count} images. Delete it.")
-    if kept < count and not skip:
-        raise ValueError(f"{path} lacks {count - kept} of {count} images that cannot be read.")
     raw = torch.from_file(str(path), size=kept * each, dtype=torch.uint8)
     pixels, places = raw[: kept * (each - 8)], raw[kept * (each - 8) :].clone().view(torch.int64)
     if kept < count:
-        lost = np.setdiff1d(np.arange(count), places)
-        skipped = {**folder.skipped, "cannot be read": folder.at(lost).paths}
+        lost = folder.at(np.setdiff1d(np.arange(count), places)).paths
+        if not skip:
+            raise ValueError(
+                f"{len(lost)} of {count} images {UNREADABLE}, such as {lost[0]}. {REMEDY}"
+            )
+        skipped = {**folder.skipped, UNREADABLE: lost}
         folder = replace(folder.at(places), skipped=skipped)
     return pixels.view(kept, 3, size, size), folder
 
@@ -179,8 +184,7 @@ def _write(files: Sequence[Path], size: int, path: Path, skip: bool, bar: Bar) -
         except OSError as error:
             if skip:
                 return None
-            told = "Correct it, or leave such files out by `skip=True`."
-            raise ValueError(f"{error} {told}") from error
+            raise ValueError(f"{error} {REMEDY}") from error
 
     count, bits = len(files), common_depth(files)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -299,6 +299,7 @@ def of_data(
         columns={**columns, **(NEWCOMERS if first.newcomers else {})},
         references={"training alone": alone.TITLES},
         compared=compared,
+        every=True,
         notes=recommended,
         inputs=lambda partition, machine: {"inputs": inputs},
         again=again,

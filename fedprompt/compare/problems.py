@@ -50,6 +50,7 @@ class Problem:
         references: Titles of the rows with which a table compares, by the word for them. Of
             several, a row is compared with the one that takes as many backward passes.
         compared: Columns of the differences to the references.
+        every: Whether tables have all columns, also those of wide intervals.
         causes: Function (partition, row) -> function (trial, method, last round) -> further
             figures, or None.
         last_rounds: Function (partition, row) -> number of last rounds that are averaged.
@@ -82,6 +83,7 @@ class Problem:
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
+    every: bool = False
     causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
     last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
     notes: Callable[["Problem", Sequence[Record], str], Sequence[str]] = no_notes

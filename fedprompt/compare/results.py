@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt._files import path_of
-from fedprompt.compare import alone, cells, hyperparameters, ranks, records, rows, tables
+from fedprompt.compare import alone, cells, hyperparameters, prompts, ranks, records, rows, tables
 from fedprompt.compare.cells import Cell, RunsError
 from fedprompt.compare.own import Chosen
 from fedprompt.compare.problems import Problem, Record, no_notes
@@ -30,7 +31,9 @@ from fedprompt.methods import HeldOut, evaluate
 EXTRA = "needs matplotlib: pip install 'fedprompt[compare]'"
 
 
-LOAD = 'To load the trained prompts, see the page "Your folder in one command".'
+LOAD = """The trained prompts of each client are in the file that `clients.csv` names.
+`fedprompt.compare.prompts.load` rebuilds the model: see the page "Your folder in one command".
+""".strip()
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,13 @@ class Results:
             runs = [r for r in self.found if (r["row"], r["seed"]) == (row, seed)]
             if len(runs) == len(views):
                 figures = {name: float(np.mean([run[name] for run in runs])) for name in MEANS}
-                targets = {run["partition"]: run[column] for run in runs}
+                targets = {f"{column} {run['partition']}": run[column] for run in runs}
                 mean = float(np.mean([*targets.values()]))
                 listed.append(runs[0] | figures | targets | {column: mean, "partition": ALL})
-        words = {column: f"{problem.columns[column]}, mean", **{name: name for name in views}}
+        if not listed:
+            return views
+        words = {column: f"{problem.columns[column]}, mean"}
+        words |= {f"{column} {name}": f"on {name}" for name in views}
         turns = {ALL: "each in turn"}
         together = replace(
             problem, columns=words, compared=[column], partitions=turns, notes=no_notes
@@ -138,15 +144,37 @@ class Results:
             [*self.tuned(), *self.failures(), *([f"    {command}"] if command else []), LOAD, told]
         )
         for name, (found, problem) in self.views().items():
-            stem = place / f"table-{name}".rstrip("-")
+            stem = place / f"table-{prompts.file_name(name)}".rstrip("-")
             tables.save(found, stem, problem, name, below)
-        _write(place / "clients.csv", self.clients)
+        files = [self._files(record, place) for record in self.found]
+        pairs = zip(self.clients, chain(*files), strict=True)
+        _write(place / "clients.csv", [line | {"prompts": file} for line, file in pairs])
         _write(place / "seeds.csv", self.seeds)
+        if not self.found:
+            return f"No run finished, so {place} has no table."
+        said = self._missing(files) if (place / "records.jsonl").exists() else ""
         try:
             self.plot(place / "bars.png")
         except ModuleNotFoundError as error:
-            return f"Tables: {place}. {error}"
-        return f"Tables and picture: {place}"
+            return f"Tables: {place}. {error}.{said}"
+        return f"Tables and picture: {place}.{said}"
+
+    def _files(self, record: Record, place: Path) -> list[str]:
+        """Return the file of the prompts of each client of a run, "" if there is none."""
+        stem = f"prompts/{prompts.stem(record, cells.key(record, self.problem))}"
+        ends = [("", f"-{prompts.file_name(client)}") for client in record.get("clients", {})]
+        found = [[f"{stem}{end}.safetensors" for end in pair] for pair in ends]
+        return [next((name for name in names if (place / name).exists()), "") for names in found]
+
+    def _missing(self, files: Sequence[Sequence[str]]) -> str:
+        """Name the trained runs without a file of prompts, which someone deleted."""
+        lost = [
+            f"{record['row']} (seed {record['seed']})"
+            for record, names in zip(self.found, files, strict=True)
+            if names and not any(names) and record.get("trained")
+        ]
+        told = f" Prompts of {', '.join(lost)} are missing. Delete these lines of records.jsonl"
+        return f"{told} to train again." if lost else ""
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the mean of each row with its 95 % interval, and its clients as dots.
@@ -179,8 +207,8 @@ def _write(path: Path, listed: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(listed)
 
 
-ALL = "all"
-"""Partition of the mean over partitions."""
+ALL = ""
+"""Partition of the mean over partitions, which have names."""
 MEANS = ("backward", "trained", "bytes_up", "bytes_down")
 
 

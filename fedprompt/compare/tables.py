@@ -32,7 +32,22 @@ def grouped(found: Iterable[Record], partition: str) -> dict[str, list[Record]]:
                 what = f"Seeds of {record['row']!r} in {partition!r} differ in {', '.join(SAME)}"
                 raise CompareError(f"{what}: delete the records of one choice.")
             seeds.append(record)
-    return by_row
+    return {row: harmonic(seeds) for row, seeds in by_row.items()}
+
+
+def harmonic(seeds: Sequence[Record]) -> list[Record]:
+    """Replace H of each seed by values whose mean is H of the means on base and on new classes.
+
+    They are linear in the two accuracies (the delta method), so that means, intervals and paired
+    differences of a table are of one H.
+    """
+    if not all("h" in record for record in seeds):
+        return list(seeds)
+    sides = np.array([[record["full"], record["new"]] for record in seeds])
+    means = sides.mean(0)
+    slopes = 2 * means[::-1] ** 2 / max(means.sum() ** 2, 1e-12)
+    values = harmonic_means(*sides.T.tolist())[0] + (sides - means) @ slopes
+    return [record | {"h": value} for record, value in zip(seeds, values.tolist(), strict=True)]
 
 
 def interval(values: Sequence[float]) -> float:
@@ -115,19 +130,17 @@ def rows(
     """Return header and rows of a table, the highest of the compared column first.
 
     The compared column and its differences come first, and the costs last, with the numbers of
-    seeds if they differ. Empty columns are left out, and so are vague ones that are not compared.
+    seeds if they differ. Empty columns are left out. Vague ones that are not compared are left out
+    unless the problem keeps every column.
     """
     by_row = ranked(grouped(found, partition), problem)
     header, body = ["row"], [list(by_row)]
     for name in dict.fromkeys((*problem.compared, *problem.columns)):
         columns = [measured(seeds, name) for seeds in by_row.values()]
-        if name not in problem.compared and vague(name, columns):
+        if not (problem.every or name in problem.compared) and vague(name, columns):
             continue
         header.append(problem.columns[name])
         body.append([percent(values) if values else "" for values in columns])
-        if name == "h":  # of the two means, as in the papers
-            pairs = zip(by_row.values(), columns, strict=True)
-            body[-1] = [f"{100 * harmonic(seeds):.1f}" if values else "" for seeds, values in pairs]
         for word, titles in problem.references.items() if name in problem.compared else ():
             header.append(f"{problem.columns[name]}, to {word}")
             body.append(differences_to(by_row, titles, name))
@@ -142,12 +155,6 @@ def rows(
     filled = [(word, cells) for word, cells in zip(header, body, strict=True) if any(cells)]
     header, body = map(list, zip(*filled, strict=True))
     return header, [list(cells) for cells in zip(*body, strict=True)]
-
-
-def harmonic(seeds: Sequence[Record]) -> float:
-    """Return the harmonic mean of the means on base classes and on new ones."""
-    base, new = ([record[name] for record in seeds] for name in ("full", "new"))
-    return harmonic_means(base, new)[0]
 
 
 def measured(seeds: Sequence[Record], name: str) -> list[float]:
@@ -175,7 +182,7 @@ def mean(seeds: Sequence[Record], name: str) -> float:
 
 def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
     """Lay out rows as a Markdown table, the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *body)]
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in (header, *body)]
     first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
     rule = ["-" * first, *("-" * (width - 1) + ":" for width in widths)]
     lines = [[row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells]

@@ -35,6 +35,8 @@ LISTS = {"coop": "split_zhou_*.json", "csv": "*.csv"}
 ROW = {"path", "label", "domain", "split"}
 COLUMNS = {"file_name": "path", "client": "domain"}
 """Columns of a list, and other names of two."""
+RESULTS = {"bars.png", "seeds.csv"}
+"""Picture of ``fedprompt compare``, and the table that it always has next to it."""
 SHOWN = 10
 """Largest number of names in a description."""
 
@@ -68,6 +70,7 @@ class Folder:
         domain_names: Names of the domains or clients, sorted; one empty name if the layout has
             none.
         skipped: Files and folders that were left out, by the reason.
+        file: List that was read, or None.
 
     Example:
         Lists of your own can be a folder, too.
@@ -92,6 +95,7 @@ class Folder:
     class_names: tuple[str, ...]
     domain_names: tuple[str, ...] = ("",)
     skipped: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    file: Path | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -109,7 +113,7 @@ class Folder:
         kinds = [_count(len(self), "image"), _count(len(self.class_names), "class")]
         if self.domain_names != ("",):
             kinds.append(_count(len(self.domain_names), "domain"))
-        lines = [f"{self.root}: layout {self.layout}, {', '.join(kinds)}"]
+        lines = [f"{self.file or self.root}: layout {self.layout}, {', '.join(kinds)}"]
         for number, name in enumerate(self.domain_names[:SHOWN]):
             counts = Counter(self.split[self.domains == number].tolist())
             sides = ", ".join(f"{side} {counts[side]}" for side in counts)
@@ -150,7 +154,8 @@ def read_folder(
     split. With `layout` you decide, and images may then be in subfolders of their class.
 
     Hidden files, files without an extension of images, folders without images and links to a
-    parent folder are left out. ``print(folder)`` has their numbers.
+    parent folder are left out, and so is the picture of ``fedprompt compare`` in its folder of
+    results. ``print(folder)`` has their numbers.
 
     Args:
         root: Folder of images, or a list.
@@ -250,6 +255,7 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
         except OSError as error:
             _leave(skipped, skip, f"unreadable ({error.strerror})", [folder])
             return
+        results = {path.name for path in entries} >= RESULTS
         for path in entries:
             if path.name.startswith(".") or path.name == "__MACOSX":
                 skipped["hidden"].append(path)
@@ -261,6 +267,8 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
                     visit(path, (*names, _nfc(path.name)), (*above, real))
             elif path.suffix.lower() not in IMAGES:
                 skipped["not an image"].append(path)
+            elif results and path.name in RESULTS:
+                skipped["results of fedprompt compare"].append(path)
             elif fault := _fault(path):
                 _leave(skipped, skip, fault, [path])
             else:
@@ -380,6 +388,7 @@ def _folder(
     rows: Sequence[Row],
     skipped: Skipped,
     titles: Mapping[str, str] | None = None,
+    file: Path | None = None,
 ) -> Folder:
     """Number the classes and domains of images; `titles` has the names of all classes in order.
 
@@ -387,7 +396,9 @@ def _folder(
         ValueError: If the images are of no use.
     """
     for fault in _faults(rows):
-        raise check.wrong("root", "have training images of several classes", f"{root}: {fault}")
+        raise check.wrong(
+            "root", "have training images of several classes", f"{file or root}: {fault}"
+        )
     titles = titles or {name: name for name in sorted({row.label for row in rows})}
     domains = sorted({row.domain for row in rows})
     label, domain = ({name: n for n, name in enumerate(names)} for names in (titles, domains))
@@ -401,6 +412,7 @@ def _folder(
         tuple(titles.values()),
         tuple(domains),
         {reason: tuple(paths) for reason, paths in skipped.items()},
+        file,
     )
 
 
@@ -426,7 +438,8 @@ def _csv(file: Path, *, head: bool = False) -> list[dict[str, str]]:
         ValueError: If it is not a table in UTF-8.
     """
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
+        errors = "replace" if head else "strict"  # the whole table is refused when it is read
+        with file.open(newline="", encoding="utf-8-sig", errors=errors) as lines:
             first = lines.readline(10_000)
             lines.seek(0)
             reader = csv.DictReader(lines, delimiter=max(",;\t", key=first.count))
@@ -458,7 +471,7 @@ def _listed(kind: str, file: Path, skip: bool) -> Folder:
             _leave(skipped, skip, fault, [row.path], f"{where}: {row.path}")
     left = {path for paths in skipped.values() for path in paths}
     kept = [row for _, row in rows if row.path not in left]
-    return _folder(file.parent, kind, kept, skipped, titles)
+    return _folder(file.parent, kind, kept, skipped, titles, file)
 
 
 Rows = tuple[list[tuple[str, Row]], dict[str, str]]

@@ -78,7 +78,7 @@ def test_figures_of_a_command_are_those_of_the_saved_prompts(images, vit, tmp_pa
     for row, domain in [("FedProx", 0), ("Ditto", 0), ("Ditto", 2)]:
         end = "" if row == "FedProx" else f"-{DOMAINS[domain]}"
         mine = setting.new_model()
-        path = tmp_path / "prompts" / f"{row.lower()}-seed0{end}.safetensors"
+        (path,) = (tmp_path / "prompts").glob(f"{row.lower()}-seed0-????????{end}.safetensors")
         fp.load_prompts(mine, path, trunk=trunk)
         tests = np.flatnonzero(found.split == "test")
         right = mine(pixels_of(found, tests)).argmax(1).numpy() == found.labels[tests]
@@ -147,6 +147,64 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
+def test_further_tests_with_two_readings_are_read_like_the_folder(vit, tmp_path):
+    images, said = write(tmp_path / "images", "{name}", 2), []
+    other = write(tmp_path / "other", "{name}/small", 1)
+    with pytest.raises(ValueError, match="must be read in one way"):
+        data.read_folder(write(other, "{name}", 1))
+    compare.folder(images, vit=vit, size=SIZE, test=other, say=said.append)
+    assert f"{other}: layout class, 24 images, 4 classes" in said[0]
+    with pytest.raises(CompareError, match=r"`test` must be a folder or a list .*none is missing"):
+        compare.folder(images, vit=vit, size=SIZE, test="none")
+
+
+def test_images_that_cannot_be_read_are_counted_and_named(images, vit, tmp_path):
+    folder, said = write(tmp_path / "images", "{name}", 2), []
+    path = folder / "hund" / "0 0.png"
+    path.write_bytes(path.read_bytes()[:60])
+    where = {"vit": vit, "size": SIZE, "cache": tmp_path / "cache"}
+    compare.folder(folder, **where, skip=True, say=said.append)
+    assert "1 images cannot be read, and are left out." in said[1]
+    assert "layout class, 23 images, 4 classes" in said[1]
+    assert "classes: chat noir 6, hund 5, zebra 6, ö été 6" in said[1]
+    with pytest.raises(ValueError, match=rf"such as {path}\. Correct it"):
+        compare.folder(folder, **where)
+
+
+@pytest.mark.parametrize(
+    ("labels", "splits", "message"),
+    [
+        ("aabb", "test test test test", "must have training and test images .*; got 0 and 4"),
+        ("abcd", "train train train train", "must have training and test images .*; got 4 and 0"),
+        (
+            "aab",
+            "train test train",
+            r"Without `clients`, .*list\.csv is divided by dirichlet:0\.3:2\.",
+        ),
+        (["a b", "a_b"] * 2, "train train test test", r"must differ for a CLIP.* got \['a_b'\]"),
+    ],
+)
+def test_an_error_is_about_what_was_given(labels, splits, message, images, vit, tmp_path):
+    lines = zip(sorted(images.rglob("*.png")), labels, splits.split(), strict=False)
+    text = "\n".join(["path,label,split", *(",".join(map(str, line)) for line in lines)])
+    (tmp_path / "list.csv").write_text(text)
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    network = {"clip": tower, "clients": "iid:2"} if "a_b" in labels else {"vit": vit, "size": SIZE}
+    with pytest.raises(CompareError, match=message):
+        compare.folder(tmp_path / "list.csv", **network)
+
+
+@pytest.mark.unhooked
+def test_a_damaged_file_of_tokens_is_made_again(images, tmp_path):
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    problem = compare.folder(images, clip=tower, rounds=1, steps=1, cache=tmp_path)
+    first = compare.run(problem, ["promptfl"], seeds=1).found
+    (path,) = tmp_path.glob("*.npy")
+    for size in (0, 200, path.stat().st_size // 2):
+        path.write_bytes(path.read_bytes()[:size])
+        assert compare.run(problem, ["promptfl"], seeds=1).found == first
+
+
 def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
     problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
     found = []
@@ -171,12 +229,12 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
     assert "mine" not in METHODS
 
 
-def test_files_of_clients_with_almost_the_same_name_are_others(images, vit):
-    problem = compare.folder(images, vit=vit, size=SIZE, rounds=1)
-    row = rows.chosen(["fedprox"], "one model")[0]
-    trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
-    trial = trial._replace(names=("a/b", "a:b", "c"))
-    assert [prompts._file(client, trial) for client in range(3)] == ["a_b-0", "a_b-1", "c"]
+def test_names_of_clients_and_domains_make_files_of_one_folder():
+    names = "a/b", "a:b", "..", "c d é", "x" * 300, "x" * 299
+    files = [prompts.file_name(name) for name in names]
+    assert len({*files}) == len(names)
+    assert files[3] == names[3]
+    assert all(len(name) < 50 and "/" not in name for name in files)
 
 
 def test_a_batch_has_a_quarter_of_a_client_if_it_is_not_given(images, vit):
@@ -201,11 +259,12 @@ def test_a_new_client_without_tests_is_not_measured(images, vit):
 def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     images = write(tmp_path, "{split}/{name}", 9, ("five", "four", "nine", "one"))
     tower = fp.TextTower(samples.clip(), samples.tokenize)
-    problem = compare.folder(images, clip=tower, base_to_new=True, clients="iid:2", rounds=1)
+    more = {"base_to_new": True, "test": images}
+    problem = compare.folder(images, clip=tower, clients="iid:2", rounds=1, **more)
     results = compare.run(problem, ["zero_shot"], seeds=1)
     (found,) = (each for each in results.seeds if each["method"] != "Training alone")
     every, clip = data.read_folder(images), samples.clip()
-    for name, chosen in (("full", (0, 1)), ("new", (2, 3))):
+    for name, chosen in (("full", (0, 1)), ("new", (2, 3)), ("transfer", (0, 1, 2, 3))):
         words = [every.class_names[label] for label in chosen]
         heads = fp.zero_shot_classifier(tower, words, ["a photo of a {}."])
         tests = np.flatnonzero((every.split == "test") & np.isin(every.labels, chosen))
@@ -230,10 +289,10 @@ def normalized(found, places, clip):
 def test_each_domain_is_left_out_in_turn_and_their_mean_is_the_first_table(images, vit):
     problem = compare.folder(images, vit=vit, size=SIZE, leave_one_out=True, rounds=1, shots=4)
     found = compare.run(problem, ["fedprox"], seeds=2)
-    assert list(found.views()) == ["all", *DOMAINS]
+    assert list(found.views()) == ["", *DOMAINS]
     by_name = {(r["partition"], r["row"], r["seed"]): r["unseen"] for r in found.found}
     mean = np.mean([by_name[domain, "FedProx", seed] for domain in DOMAINS for seed in (0, 1)])
-    assert re.search(rf"\| FedProx +\| +{100 * mean:.1f} \|", found.reports()["all"])
+    assert re.search(rf"\| FedProx +\| +{100 * mean:.1f} \|", found.reports()[""])
     clients = {(r["partition"], r["client"]) for r in found.clients}
     assert clients == {(left, kept) for left in DOMAINS for kept in DOMAINS if left != kept}
 
@@ -436,3 +495,54 @@ def test_a_method_that_fails_later_is_named_and_the_others_have_their_table():
     assert str(found).endswith(f"Breaks failed: {found.failed['Breaks']}")
     assert {record["row"] for record in found.found} == {"Head tuning", "Training alone"}
     assert all(record["worst"] <= record["own"] for record in found.found)
+
+
+def test_a_table_names_the_prompts_of_its_own_budget(images, vit, tmp_path):
+    named, bytes_of = [], []
+    for rounds in (1, 2, 1):
+        problem = compare.folder(images, vit=vit, size=SIZE, rounds=rounds, steps=1)
+        found = compare.run(problem, ["fedprox"], seeds=1, out=tmp_path)
+        said = found.save(tmp_path)
+        lines = csv.DictReader((tmp_path / "clients.csv").read_text().splitlines())
+        named.append([line["prompts"] for line in lines])
+        bytes_of.append([(tmp_path / name).read_bytes() for name in named[-1]])
+    assert named[0] == named[2]
+    assert bytes_of[0] == bytes_of[2] != bytes_of[1]
+    assert "missing" not in said
+    for name in named[0]:
+        (tmp_path / name).unlink(missing_ok=True)
+    assert "Prompts of FedProx (seed 0), Training alone (seed 0) are missing." in found.save(
+        tmp_path
+    )
+    assert ",\n" in (tmp_path / "clients.csv").read_text()
+
+
+def test_if_all_runs_fail_the_command_ends_with_their_reason(images, vit, tmp_path, capsys):
+    flags = ["--vit", vit, "--methods", "fedprox", "--out", str(tmp_path), "--cohort-size", "99"]
+    with pytest.raises(SystemExit) as error:
+        command.main([str(images), *flags, *FEW])
+    assert error.value.code == 1
+    said = capsys.readouterr().out
+    assert "FedProx failed: " in said
+    assert said.endswith(f"No run finished, so {tmp_path} has no table.\n")
+    assert not (tmp_path / "bars.png").exists()
+
+
+def test_a_domain_may_have_any_name(images, vit, tmp_path):
+    files, names = sorted(images.rglob("*.png")), ("all", "row", "a/b|")
+    lines = [f"{path},{path.parent.name},{names[DOMAINS.index(path.parts[-4])]}" for path in files]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,client", *lines]))
+    more = {"leave_one_out": True, "rounds": 1, "steps": 1}
+    problem = compare.folder(tmp_path / "list.csv", vit=vit, size=SIZE, **more)
+    found = compare.run(problem, ["fedprox"], seeds=1, out=tmp_path / "out")
+    assert not found.failed
+    found.save(tmp_path / "out")
+    assert len([*(tmp_path / "out").glob("table*.csv")]) == 4
+    (mean, *_) = csv.DictReader((tmp_path / "out" / "table.csv").read_text().splitlines())
+    unseen = {
+        each["partition"]: each["unseen"] for each in found.seeds if each["method"] == mean["row"]
+    }
+    assert {name: mean[f"on {name}"] for name in names} == {
+        n: f"{100 * unseen[n]:.1f}" for n in names
+    }
+    assert r"on a/b\|" in (tmp_path / "out" / "table.md").read_text()

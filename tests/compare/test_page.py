@@ -24,7 +24,7 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
         said.count("Training alone") == said.count("FedProx") == 2 + 2 * 3
     )  # two parts of a table
     assert (tmp_path / "photos-results" / "bars.png").exists()
-    assert (tmp_path / "left-out" / "table-all.csv").exists()
+    assert (tmp_path / "left-out" / "table.csv").exists()
 
 
 def test_every_flag_of_the_page_is_one_of_the_command():

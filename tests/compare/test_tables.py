@@ -1,8 +1,10 @@
 """Tables from records: intervals, differences and stars."""
 
 import pytest
+from matplotlib.axes import Axes
 
-from fedprompt.compare import tables
+from fedprompt.compare import Problem, tables
+from fedprompt.compare.pictures import bars
 from fedprompt.compare.trials import CompareError
 from tasks import TASKS, pages
 
@@ -95,6 +97,42 @@ def test_rows_without_new_classes_have_no_harmonic_mean():
     assert "H" not in header
     header, body = tables.rows([told, known], TASKS["emoji"], "styles")
     assert {line[0]: line[header.index("H")] for line in body} == {"PromptFL": "", "FedOTP": "40.0"}
+
+
+def test_cells_order_differences_and_bars_are_of_one_harmonic_mean(tmp_path, monkeypatch):
+    """Means of the H of seeds once had another order, and differences of another sign."""
+    figures = {
+        "A": [(0.9, 0.1), (0.1, 0.9), (0.5, 0.5)],
+        "B": [(0.4, 0.4), (0.5, 0.5), (0.45, 0.45)],
+    }
+    told = {"partition": "", "trial": None, "values": {}}
+    found = [
+        told | {"row": row, "seed": seed, "full": full, "new": new, "h": 2 / (1 / full + 1 / new)}
+        for row, pairs in figures.items()
+        for seed, (full, new) in enumerate(pairs)
+    ]
+    columns = {"h": "H", "new": "new classes", "full": "base classes"}
+    names = {
+        "columns": columns,
+        "compared": ("h", "new"),
+        "references": {"B": ["B"]},
+        "every": True,
+    }
+    problem = Problem(title="", partitions={"": ""}, rows=list, make=dict, **names)
+    header, body = tables.rows(found, problem, "")
+    assert header[:3] == ["row", "H", "H, to B"]
+    assert header[-1] == "base classes"  # whose intervals are wide
+    assert [(line[0], *(cell.split()[0] for cell in line[1:3] if cell)) for line in body] == [
+        ("A", "50.0", "+5.0"),
+        ("B", "45.0"),
+    ]
+    drawn = []
+    monkeypatch.setattr(Axes, "barh", lambda axes, place, width, **look: drawn.append(width))
+    bars({"": (found, problem)}, tmp_path / "bars.png")
+    assert drawn == pytest.approx([50, 45])
+    # by hand: H = 2 b n / (b + n), so at b = 0.5, n = 0.5 both slopes are 0.5
+    assert [each["h"] for each in tables.grouped(found, "")["A"]] == pytest.approx([0.5] * 3)
+    assert [each["h"] for each in tables.grouped(found, "")["B"]] == pytest.approx([0.4, 0.5, 0.45])
 
 
 def test_a_cost_that_a_seed_lacks_is_left_out():

@@ -163,7 +163,7 @@ def test_a_table_has_paths_labels_clients_and_splits(tmp_path):
     (tmp_path / "list.csv").write_text(rows, encoding="utf-8")
     for root in (tmp_path, tmp_path / "list.csv"):
         folder = read_folder(root)
-        assert folder.layout == "csv"
+        assert str(folder).startswith(f"{tmp_path}/list.csv: layout csv, 4 images")
         assert folder.class_names == ("9", "10")  # as numbers
         assert [path.name for path in folder.paths] == ["1.png", "2.png", "3.png", "4.png"]
         assert folder.labels.tolist() == [1, 0, 0, 1]
@@ -193,8 +193,8 @@ def test_a_list_of_coop_next_to_its_images_is_found(tmp_path):
     assert read_folder(tmp_path).layout == "coop"
 
 
-def listed(text: str) -> Path:
-    Path("list.csv").write_text(text)
+def listed(text: str, encoding: str = "utf-8") -> Path:
+    Path("list.csv").write_text(text, encoding)
     return Path("list.csv")
 
 
@@ -209,6 +209,8 @@ read_folder("one", layout="class") -> ValueError: `root` must have training imag
 read_folder(".", layout="csv") -> ValueError: `root` must be or have one list of images
 read_folder(listed("path,label\\n1.png,a\\n")) -> ValueError: list.csv, line 2: 1.png is missing
 read_folder(listed("path,label\\none/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
+read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table
+read_folder(listed("path,label\\n")) -> ValueError: `root` must have training images of several
 read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line 2: split must be
@@ -264,6 +266,15 @@ def test_images_outside_of_a_given_layout_are_refused_or_counted(tmp_path):
     found = read_folder(tmp_path, layout="split/class", skip=True)
     assert len(found) == 4
     assert len(found.skipped["outside of the layout split/class"]) == 2
+
+
+@pytest.mark.parametrize("out", ["res", "cat/res", "a/b/c", ""])
+def test_results_of_a_comparison_in_a_folder_are_not_its_images(out, tmp_path):
+    before = read_folder(make(tmp_path, "{cat,dog}/{1,2}.png"))
+    make(tmp_path / out, "bars.png", "seeds.csv", "records.jsonl", "table.md")
+    after = read_folder(tmp_path)
+    assert (after.paths, after.layout) == (before.paths, before.layout)
+    assert after.skipped["results of fedprompt compare"] == (tmp_path / out / "bars.png",)
 
 
 def test_links_in_circles_end_and_other_links_are_followed(tmp_path):
