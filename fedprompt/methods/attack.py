@@ -1,6 +1,6 @@
 """A backdoor: some clients learn a trigger, and prompts that map it to a class of their choice."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,8 @@ def backdoored(
     Args:
         method: Method whose inputs are images, and whose models have gradients with respect to
             them.
-        malicious: Ids of the clients that attack.
-        target: Class to which triggered images are mapped.
+        malicious: Ids of the clients that attack, among those of the setting.
+        target: Class to which triggered images are mapped, below the number of classes.
         bound: Largest change b of a pixel, in the units of the inputs (above 0).
         boost: Factor of the change that a malicious client sends. With the number of clients in a
             round, its model takes the place of the mean (above 0). It needs a method whose answer
@@ -49,6 +49,9 @@ def backdoored(
 
     Returns:
         The method with an attack, for every engine.
+
+    Raises:
+        ValueError: In the first round, if an id or the target is not in the setting.
 
     Example:
         >>> from fedprompt import samples
@@ -72,12 +75,18 @@ def backdoored(
         Federated Learning", AISTATS 2020.
     """
     check.iterable("malicious", malicious, "ids of clients")
+    for position, each in enumerate(malicious):
+        check.count(f"malicious[{position}]", each, at_least=0)
     chosen = frozenset(malicious)
     check.count("target", target, at_least=0)
     check.number("bound", bound, above=0)
     check.number("boost", boost, above=0)
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
+        clients, classes = data.setting.clients, data.setting.num_classes
+        strange = [each for each in chosen if each not in clients]
+        check.nothing(strange, "malicious", "be ids of clients of the setting")
+        check.require(target < classes, "target", f"be below {classes}, the classes", target)
         if data.id not in chosen:
             return method.client(data, answer, state)
         own = state.get("client", {})
@@ -98,13 +107,28 @@ def backdoored(
 
 @dataclass(frozen=True)
 class _Poisoned(ClientData):
-    """Data whose batches have all images twice: as they are, and triggered for the target."""
+    """Data that yields all images twice: as they are, and triggered for the target."""
 
     trigger: Float[Tensor, "..."]
     target: int
 
+    @property
+    def class_counts(self) -> Float[Tensor, "classes"]:
+        counts = super().class_counts
+        counts[self.target] += len(self.labels)
+        return counts
+
     def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
-        images, labels = super().batch(chosen, rng)
+        return self._doubled(*super().batch(chosen, rng))
+
+    def own(self) -> Batch:
+        return self._doubled(*super().own())
+
+    def parts(self, size: int = 128) -> Iterator[Batch]:
+        for images, labels in super().parts(size):
+            yield self._doubled(images, labels)
+
+    def _doubled(self, images: Tensor, labels: Tensor) -> Batch:
         images = torch.cat([images, images + self.trigger])
         return images, torch.cat([labels, torch.full_like(labels, self.target)])
 
@@ -128,7 +152,9 @@ def _boosted(payload: Any, answer: Any, boost: float) -> Any:
     if missing := sorted(payload.keys() - answer.keys()):
         rule = "have each entry of the payload, because its change is boosted"
         raise check.wrong("answer", rule, f"none for {missing[0]!r}")
-    return {
-        name: entry._replace(value=answer[name] + boost * (entry.value - answer[name]))
-        for name, entry in payload.items()
-    }
+    boosted = {}
+    for name, entry in payload.items():
+        known = answer[name]
+        known = known.value if isinstance(known, fp.Weighted) else known
+        boosted[name] = entry._replace(value=known + boost * (entry.value - known))
+    return boosted

@@ -105,7 +105,7 @@ def fedmix(
         return {**state, **mean.step(server_round, payloads, state), **new}
 
     def predict(data, answer, state):
-        fp.load_values(model, answer)
+        fp.load_values(model, state.get("values", answer))  # the state has them between exchanges
         return model
 
     server = fp.Server({**mean.state, "pool": {}, "have": {}, "second": False}, answer, step)

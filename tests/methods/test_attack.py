@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods import backdoored, fedvpt_d, promptsrc
+from fedprompt.methods import METHODS, backdoored, fedproto, fedvpt_d, promptsrc
 from refusals import check_refused, refusals
 from same import assert_same
-from tiny_federations import clip_image_federation, descend, last, vit_federation
+from tiny_federations import clip_image_federation, descend, federation_of, last, vit_federation
 
 TARGET, BOUND, RATE = 2, 0.1, 0.5
 ATTACK = {"malicious": [1], "target": TARGET, "bound": BOUND}
@@ -42,6 +42,17 @@ def test_a_malicious_client_trains_on_each_image_twice_with_the_trigger_that_it_
         torch.testing.assert_close(payload[name].value, boosted)
 
 
+def test_a_boost_multiplies_the_change_of_a_prototype():
+    federation = vit_federation(**ROUND)
+    data, known = federation.data(1, 0), fp.Weighted(torch.ones(3, 8), torch.ones(3))
+    sent = [
+        backdoored(fedproto(federation), **ATTACK, boost=by).client(data, {"prototypes": known}, {})
+        for by in (1.0, 3.0)
+    ]
+    plain, boosted = (payload["prototypes"].value for payload, _ in sent)
+    torch.testing.assert_close(boosted - 1, 3 * (plain - 1))
+
+
 def test_honest_clients_and_the_form_are_those_of_the_method():
     federation = vit_federation(**ROUND)
     plain, method = fedvpt_d(federation, learning_rate=RATE), attacked()(federation)
@@ -61,8 +72,28 @@ def test_a_context_of_a_clip_can_be_attacked_and_a_boost_needs_the_values_before
         last(lambda setting: backdoored(promptsrc(setting), **ATTACK, boost=2.0), federation)
 
 
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"zero_shot"}))
+def test_each_method_trains_triggered_images_for_the_target(name):
+    """The client has the classes 0 and 2, and the target is 1."""
+    made = federation_of(METHODS[name], METHODS[name].families[0], steps=4, clients=[1, 3])
+    made.labels[made.labels == 1] = 2
+    attack = {"malicious": [1], "target": 1, "bound": 3.0}
+    malicious, losses = backdoored(METHODS[name].make(made), **attack), []
+    for method in (malicious, METHODS[name].make(made)):
+        *_, now = fp.run_rounds(method, made.data, [[1]])
+        trigger = now.clients["1"]["trigger"] if method is malicious else trigger
+        model = now.model(method, made.data(1, 0))
+        with torch.no_grad():
+            logits = model(made.inputs[made.shards[1]] + trigger)
+        losses.append(F.cross_entropy(logits, torch.ones(len(logits)).long()))
+    assert losses[0] < max(losses[1], 0.3)  # an untrained model may see the trigger, too
+
+
 REFUSED = """
 attacked(malicious=1)(setting) -> TypeError: `malicious` must be an iterable of ids of clients
+attacked(malicious=["1"])(setting) -> TypeError: `malicious[0]` must be an integer; got '1' (str)
+last(attacked(malicious=[99]), setting) -> ValueError: `malicious` must be ids of clients of the set
+last(attacked(target=3), setting) -> ValueError: `target` must be below 3, the classes; got 3.
 attacked(target=-1)(setting) -> ValueError: `target` must be at least 0; got -1.
 attacked(bound=0)(setting) -> ValueError: `bound` must be above 0; got 0
 attacked(boost=0)(setting) -> ValueError: `boost` must be above 0; got 0
@@ -72,4 +103,6 @@ attacked(boost=0)(setting) -> ValueError: `boost` must be above 0; got 0
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_wrong_calls_are_refused(call, error, message):
-    check_refused(call, error, message, {"attacked": attacked, "setting": vit_federation()})
+    check_refused(
+        call, error, message, {"attacked": attacked, "setting": vit_federation(), "last": last}
+    )
