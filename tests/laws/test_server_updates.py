@@ -364,7 +364,6 @@ class HandsBackItsInput(Right):
         return (mean.value if known(mean).all() else super().step(previous, mean, state)[0]), state
 
 
-
 WRONG = {
     MomentumMovesUnknownRows: rows_without_evidence_stay,
     WritesIntoPrevious: inputs_are_never_mutated,
