@@ -169,3 +169,28 @@ def generator() -> "torch.Generator":
     import torch
 
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Make federations and models in float64.
+
+    In float32, two orders of a sum differ by up to 5e-4 of an entry after two steps in a context:
+    its tokens are small, and the first norm of the tower divides by their size. The order depends
+    on the processor.
+    """
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def new_models() -> Iterator[None]:
+    """Give a test that changes frozen models new ones, and the tests after it, too."""
+    import tiny_federations
+
+    tiny_federations.forget_models()
+    yield
+    tiny_federations.forget_models()

@@ -168,10 +168,13 @@ def test_every_page_is_in_the_contents():
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
-LONG = tuple(  # several seconds each; `.ci/run` runs them with the wheel
+LONG = tuple(  # several seconds each; `.ci/run` runs them
     f"how-to/{page}"
-    for page in ("differential-privacy", "lora", "new-clients", "peft-prompts", "run-the-gallery")
-)
+    for page in (
+        "differential-privacy", "domains", "export", "lora", "new-clients", "peft-prompts",
+        "run-the-gallery", "train-as-you-like",
+    )
+)  # fmt: skip
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.
 NEEDS = {
     "dp_accounting": r"fedprompt\[privacy\]",

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -49,13 +47,17 @@ def saved(tmp_path):
         return tmp_path / "pets", weights, model(IMAGES)
 
 
-def test_another_process_without_the_clone_gives_the_same_logits_bitwise(saved, tmp_path):
+def test_another_process_without_the_clone_gives_the_same_logits_bitwise(
+    saved, tmp_path, in_new_process
+):
     folder, weights, logits = saved
     torch.save(IMAGES, tmp_path / "images.pt")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "fedprompt").symlink_to(Path(fp.__file__).parent)
     code = f"""
-import sys; sys.path.insert(0, {str(tmp_path / "site")!r})
+import os, sys
+sys.path.insert(0, {str(tmp_path / "site")!r})
+os.chdir({str(tmp_path)!r})
 import torch
 import fedprompt as fp
 assert fp.__file__.startswith({str(tmp_path)!r}), fp.__file__
@@ -63,7 +65,7 @@ model = fp.load_prompts({str(folder)!r}, weights={str(weights)!r})
 with torch.no_grad():
     torch.save([model(torch.load("images.pt")), model.class_names], "logits.pt")
 """
-    subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, check=True)
+    in_new_process(code)
     found, names = torch.load(tmp_path / "logits.pt")
     assert torch.equal(found, logits)
     assert names == CLASSES

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import open_clip
@@ -139,10 +140,9 @@ def federation_of(entry: registry.Entry, family: str, **changes: Any) -> Federat
 
 
 def trunk(dim: int) -> fp.interfaces.Trunk:
-    """A frozen ViT with random weights, two blocks and four patches."""
+    """A frozen ViT with random weights, two blocks and four patches, made and probed once."""
     torch.manual_seed(0)
-    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0}
-    return fp.vit_trunk(VisionTransformer(embed_dim=dim, depth=2, num_heads=2, **sizes))
+    return _trunk(dim, torch.get_default_dtype())
 
 
 def after_rounds(
@@ -184,15 +184,38 @@ def descend(loss: Tensor, parameters: Iterable[Tensor], rate: float) -> None:
             parameter -= rate * gradient
 
 
+def forget_models() -> None:
+    """Make all frozen models anew when they are used next."""
+    _trunk.cache_clear()
+    _frozen_clip.cache_clear()
+
+
+@cache
+def _trunk(dim: int, dtype: torch.dtype) -> fp.interfaces.Trunk:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0}
+        return fp.vit_trunk(VisionTransformer(embed_dim=dim, depth=2, num_heads=2, **sizes))
+
+
+@cache
+def _frozen_clip(dtype: torch.dtype) -> dict[str, Any]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = copy_of("as initialized", lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
+    return {"clip": fp.freeze(model.to(dtype)), "tower": fp.TextTower(model, TOKENIZER)}
+
+
 def _clip(shape: tuple[int, ...]) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = copy_of("as initialized", lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
-    return _common(shape) | {
-        "clip": fp.freeze(model.to(torch.get_default_dtype())),
-        "tower": fp.TextTower(model, TOKENIZER),
-        "class_names": NAMES[:CLASSES],
-        **{"scale": 10.0, "template": "a photo of a {}.", "length": 4},
-    }
+    return (
+        _common(shape)
+        | _frozen_clip(torch.get_default_dtype())
+        | {
+            "class_names": NAMES[:CLASSES],
+            **{"scale": 10.0, "template": "a photo of a {}.", "length": 4},
+        }
+    )
 
 
 def _common(shape: tuple[int, ...]) -> dict[str, Any]:

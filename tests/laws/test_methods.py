@@ -4,7 +4,9 @@ A method is written for one process. These laws make it run anywhere: every call
 every message and every state goes through bytes, and the data of other clients is out of reach.
 """
 
+import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
@@ -24,6 +26,7 @@ from method_runs import CHANGES, PREDICTING, RUNS, predicted
 from same import assert_same
 from tiny_federations import federation_of
 
+pytestmark = pytest.mark.usefixtures("float64")
 MAX_BYTES = 2**22
 
 plain = cache(method_runs.run)
@@ -68,8 +71,8 @@ def untouched(call: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def strict(make: Callable[[], fp.Method], names: set[str]) -> fp.Method:
-    """Make a new method for each call, and check what goes in and what comes out."""
+def strict(make: Callable[[], fp.Method], names: set[str], sent: set[str]) -> fp.Method:
+    """Make a new method for each call, check its arguments and results, and note what is sent."""
     first = make()
 
     def received(client, answer):
@@ -83,6 +86,8 @@ def strict(make: Callable[[], fp.Method], names: set[str]) -> fp.Method:
             lambda *own: make().client(data, Read(own[0], names), own[1]), answer, state
         )
         assert not holds(payload or {}, data.own()[0]), "a message holds a row of an input"
+        counts = {"Down": fp.num_bytes(answer), "Up": fp.num_bytes(payload or {})}
+        sent.update(direction for direction, count in counts.items() if count)
         if payload is not None and first.form is not None:
             payload = through_bytes(payload, first.form(data.id))
         return payload, state
@@ -115,28 +120,38 @@ def holds(message: fp.interfaces.Message, inputs: Tensor) -> bool:
     return False
 
 
-def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) -> None:
-    """Require a run of new methods, resumed from bytes after each round, to equal the plain one."""
-    expected, names, start = plain(make, name, family), set(), None
+def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) -> set[str]:
+    """Require a run of new methods, resumed from bytes after each round, to equal the plain one.
+
+    Return the directions in which something is sent.
+    """
+    method_runs.use_dtype(name)
+    expected, names, crossed, start = plain(make, name, family), set(), set(), None
     federation = federation_of(METHODS[name], family, **CHANGES)
     cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
     for rounds in range(1, CHANGES["rounds"] + 1):
-        method = strict(lambda: make(federation), names)
+        method = strict(lambda: make(federation), names, crossed)
         (now,) = fp.run_rounds(method, federation.data, cohorts[:rounds], start=start)
         fp.save_checkpoint(now, folder)
         start = fp.load_checkpoint(folder)
     assert_same(tuple(start), tuple(expected.now), ordered=False)
     for client, logits in expected.logits.items():
         assert_same(predicted(method, federation, start, client), logits)
+        assert logits.shape == (len(federation.shards[client]), federation.num_classes)
+        assert logits.dtype == torch.get_default_dtype()
+        assert not logits.isnan().any()
     sent = {name for each in PREDICTING for name in method.server.answer(each, start.server)}
     assert sent <= names, "names of an answer are not read"
+    return crossed
 
 
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_every_call_may_have_a_new_method_and_every_message_goes_through_bytes(
     name, family, tmp_path
 ):
-    check(METHODS[name].make, name, family, tmp_path)
+    crossed = check(METHODS[name].make, name, family, tmp_path)
+    text = inspect.getdoc(inspect.getmodule(METHODS[name].make))
+    assert crossed == {each for each in ("Up", "Down") if not re.search(f"{each}: nothing", text)}
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +166,12 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("way", method_runs.WAYS)
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_two_ranks_equal_one_process(ranks, name, family, way):
+    method_runs.use_dtype(name)
     expected = plain(METHODS[name].make, name, family, way.split(",")[0])
     found = [outcomes[name, family, way] for outcomes in ranks]
     for each in found:
         assert_same(dict(each.now.server), dict(expected.now.server), ordered=False)
-        assert each.figures == expected.figures
+        assert each.figures == expected.figures()
     clients = {**found[0].now.clients, **found[1].now.clients}
     assert_same(clients, dict(expected.now.clients), ordered=False)
     assert_same(found[0].logits | found[1].logits, expected.logits, ordered=False)

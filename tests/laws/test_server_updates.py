@@ -364,8 +364,6 @@ class HandsBackItsInput(Right):
         return (mean.value if known(mean).all() else super().step(previous, mean, state)[0]), state
 
 
-TOKEN = [0.5]  # a loaded copy is equal, but another object
-
 WRONG = {
     MomentumMovesUnknownRows: rows_without_evidence_stay,
     WritesIntoPrevious: inputs_are_never_mutated,

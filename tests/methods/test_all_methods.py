@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn as nn
 
 from fedprompt.methods import METHODS, fedprox, register
 from tiny_federations import federation_of, last, mixed_federation
@@ -116,34 +115,6 @@ def test_several_trunks_are_refused_by_the_methods_of_one_model_alone(name):
         return
     with pytest.raises(ValueError, match=r"^`trunks` must have one trunk, .*; got 2\.$"):
         method.make(made)
-
-
-def logits(predictions, federation, client):
-    """Classify the inputs of a client, or of a newcomer, with its model."""
-    taking_part = client in federation.clients
-    model = predictions.of(client) if taking_part else predictions.received(client)
-    if isinstance(model, nn.Module):
-        model.eval()
-    with torch.no_grad():
-        return model(federation.inputs[federation.shards[client]])
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("name", "family"), RUNS)
-def test_messages_are_counted_if_the_docstring_names_some_and_logits_have_the_default_dtype(
-    name, family
-):
-    made = federation_of(METHODS[name], family, steps=1, cohort_size=2)
-    predictions = last(METHODS[name].make, made)
-    for client in made.shards:
-        found = logits(predictions, made, client)
-        assert found.shape == (len(made.shards[client]), made.num_classes)
-        assert found.dtype == torch.float64
-        assert not found.isnan().any()
-    text = inspect.getdoc(inspect.getmodule(METHODS[name].make))
-    for direction in ("up", "down"):
-        nothing = re.search(rf"{direction.title()}: nothing", text) is not None
-        assert (made.ledger.total(direction=direction) == 0) == nothing, direction
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedkd", "fedtpg", "fml"])

@@ -16,7 +16,7 @@ from tiny_federations import federation_of
 @pytest.mark.parametrize(
     "name", ["dpfpl", "fedapt", "fedprox", "fedsept", "pfedpg", "pfedpt", "scaffold"]
 )
-def test_a_method_runs_and_continues_on_another_device(name, tmp_path):
+def test_a_method_runs_and_continues_on_another_device(name, tmp_path, new_models):
     """Private noise, keys, borders and descriptors once were drawn on the wrong device."""
     entry = METHODS[name]
     made = federation_of(entry, entry.families[0], rounds=3, cohort_size=2, steps=2)

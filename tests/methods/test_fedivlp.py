@@ -10,7 +10,7 @@ from fedprompt.methods import fedivlp, fedvpt_clip
 from references import deep_clip
 from tiny_federations import clip_image_federation, last
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = pytest.mark.usefixtures("float64", "new_models")
 
 
 @pytest.mark.parametrize("depth", [1, None])

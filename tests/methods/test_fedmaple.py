@@ -9,7 +9,7 @@ from references import deep_clip
 from tiny_federations import clip_image_federation, last
 
 
-def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer():
+def test_logits_are_those_of_both_towers_with_the_prompts_of_each_layer(new_models):
     federation = clip_image_federation()
     federation.clip.visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)
     model = last(fedmaple, federation).of(0)

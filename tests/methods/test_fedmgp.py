@@ -69,7 +69,7 @@ def test_the_text_and_the_visual_half_of_a_group_are_drawn_together():
     assert len({tuple(each) for each in uploads}) > 1
 
 
-def test_visual_prompts_pass_the_first_norm_of_clip_with_the_embeddings():
+def test_visual_prompts_pass_the_first_norm_of_clip_with_the_embeddings(new_models):
     federation = clip_image_federation()
     model, images, visual = _Groups(federation, 1), federation.inputs[:4], federation.clip.visual
     visual.ln_pre.weight.data = torch.linspace(0.5, 2, 16)

@@ -68,7 +68,7 @@ def test_labels_of_any_integer_dtype_train():
     assert torch.equal(*(tiny.last(methods.local, made).of(0).head.bias for made in (whole, small)))
 
 
-def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs():
+def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs(new_models):
     """All inputs, clients and classes are those of the federation."""
     tower = tiny.clip_federation().tower
     torch.nn.init.constant_(tower.model.logit_scale, 3.0)

@@ -1,6 +1,6 @@
 """SGPT against slow loops in float64, with its defaults and with the values of its paper."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import timm
@@ -36,16 +36,26 @@ VARIANTS = {
 }
 
 
-def federation(**changes):
-    """Three of five clients in each of two rounds, and six blocks in which prompts matter."""
+@cache
+def six_blocks(dtype):
     torch.manual_seed(0)
     sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "num_classes": 0}
     network = VisionTransformer(embed_dim=8, depth=6, num_heads=2, **sizes)
     with torch.no_grad():
         for weight in network.blocks.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)
+    return fp.vit_trunk(network)
+
+
+def federation(**changes):
+    """Three of five clients in each of two rounds, and six blocks in which prompts matter."""
     make = partial(torch.optim.SGD, **{name: SGD[name] for name in ("momentum", "weight_decay")})
-    one = {"trunks": [fp.vit_trunk(network)], "make_optimizer": make, "steps": 3, "num_prompts": 1}
+    one = {
+        "trunks": [six_blocks(torch.get_default_dtype())],
+        "make_optimizer": make,
+        "steps": 3,
+        "num_prompts": 1,
+    }
     return vit_federation(**one | changes)
 
 

@@ -18,6 +18,7 @@ from references.vpt import prompted_vit
 from tolerance import assert_near
 
 DIM, DEPTH, BATCH = 12, 3, 3
+MODEL = tiny_vit()
 
 
 def draw(generator, *shape):
@@ -85,8 +86,7 @@ def specs(draw_from):
 @settings(deadline=None, max_examples=30)
 @given(spec=specs(), start=st.integers(1, DEPTH - 1), seed=st.integers(0, 2**31))
 def test_any_streams_equal_the_reference_and_late_passes_are_bitwise_identical(spec, start, seed):
-    model = tiny_vit()
-    trunk, images = vit_trunk(model), draw_images(model, BATCH)
+    model, trunk, images = MODEL, vit_trunk(MODEL), draw_images(MODEL, BATCH)
     streams = make_streams(spec, torch.Generator().manual_seed(seed))
     encoded = encode_prompted(trunk, images, *streams)
     assert_same_encoding(encoded, prompted_vit(model, images, streams))

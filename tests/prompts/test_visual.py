@@ -150,18 +150,16 @@ TABLE_6 = {
 }
 
 
-@pytest.mark.parametrize("num_classes", [10, 100])
 @pytest.mark.parametrize("name", TABLE_6)
-def test_parameter_counts_equal_table_6_of_fedhpl(name, num_classes):
+def test_parameter_counts_equal_table_6_of_fedhpl(name):
     with torch.device("meta"):  # sizes without memory
         trunk = fp.vit_trunk(timm.create_model(name, pretrained=False))
-        head = nn.Linear(trunk.dim, num_classes)
+        heads = {num_classes: nn.Linear(trunk.dim, num_classes) for num_classes in TABLE_6[name]}
         shallow, deep = fp.ShallowPrompts(3, trunk.dim), fp.DeepPrompts(3, trunk.dim, trunk.depth)
-    printed = tuple(
-        f"{num_trainable(*modules) / 1024:.2f}"
-        for modules in ((head,), (head, shallow), (head, deep))
-    )
-    assert printed == TABLE_6[name][num_classes]
+    for num_classes, head in heads.items():
+        parts = (head,), (head, shallow), (head, deep)
+        printed = tuple(f"{num_trainable(*modules) / 1024:.2f}" for modules in parts)
+        assert printed == TABLE_6[name][num_classes]
 
 
 MAKERS = {
