@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt import data, features
+from fedprompt._files import path_of
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
 from fedprompt.compare.images import decoded, stamp
@@ -186,6 +187,11 @@ def folder(
     own.check_counts(given)
     for name in ("clients", "template"):
         check.optional(check.text, name, given[name])
+    for name in ("base_to_new", "leave_one_out"):
+        check.flag(name, given[name])
+    for name in ("cache", "test"):
+        check.optional(path_of, name, given[name], of="folder")
+    check.function("say", say)
     if template.count("{}") != 1:
         raise check.wrong("template", "have one {} for the name of a class", repr(template))
     if (vit is None) == (clip is None):

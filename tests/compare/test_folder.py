@@ -215,6 +215,12 @@ def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     assert found["h"] == pytest.approx(2 / (1 / found["full"] + 1 / found["new"]), abs=1e-5)
     with pytest.raises(ValueError, match=r"do not fit. fedapt: .*learned something for each class"):
         compare.run(problem, ["fedapt", "zero_shot"], seeds=1)
+    few = write(tmp_path / "few", "{split}/{name}", 3, ("five", "four", "nine"))
+    with pytest.raises(ValueError, match="have at least 4 classes, 2 on each side; got 3"):
+        compare.folder(few, clip=tower, base_to_new=True)
+    one = write(tmp_path / "one", "{name}", 3, ("seven",))
+    with pytest.raises(ValueError, match="`test` must have at least 2 classes that the folder has"):
+        compare.folder(images, clip=tower, test=one)
 
 
 def normalized(found, places, clip):
@@ -356,6 +362,9 @@ compare.folder('x', vit='y', rounds=0) -> ValueError: `rounds` must be at least 
 compare.folder('x', vit='y', steps=0) -> ValueError: `steps` must be at least 1; got 0.
 compare.folder('x', vit='y', batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0.
 compare.folder('x', vit='y', newcomers='1') -> TypeError: `newcomers` must be an integer; got '1' (
+compare.folder('x', vit='y', cache=3) -> TypeError: `cache` must be a path (a string or a pathlib.P
+compare.folder('x', vit='y', test='') -> ValueError: `test` must be the path of a folder
+compare.folder('x', vit='y', base_to_new=1) -> TypeError: `base_to_new` must be True or False; got 1
 compare.folder('x', vit='y', clients=3) -> TypeError: `clients` must be a string; got 3 (int)
 compare.run(owned({0: [0]}), ['local'], shrink=0) -> ValueError: `shrink` must be above 0; got 0.
 compare.run(owned({0: [0]}), ['local'], shrink=5) -> ValueError: `shrink` must be at most 1; got 5.
