@@ -206,7 +206,7 @@ def folder(
     stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
     for store in stores:
         if lost := store.folder.skipped.get(UNREADABLE):
-            say(f"{len(lost)} images cannot be read, and are left out.\n{store.folder}")
+            say(f"Left out, because they cannot be read: {len(lost)}.\n{store.folder}")
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     title = f"{Path(root).resolve().name}, {made.name}"
@@ -271,9 +271,9 @@ def divided_once(
         raise CompareError(f"{source} must {rule}; got {train} and {test} images.")
     usual = f"dirichlet:{ALPHA}:{min(max(train // EACH, 2), MOST)}"
     usual = "domains" if found.domain_names != ("",) else usual
+    how = clients or usual
     try:
-        how = {"clients": clients or usual, "shots": shots}
-        return how["clients"], divided(found, np.random.default_rng(0), **how)
+        return how, divided(found, np.random.default_rng(0), clients=how, shots=shots)
     except ValueError as error:
         if clients is not None:
             raise
@@ -420,15 +420,7 @@ def setting_of(
 def worded(names: Sequence[str]) -> list[str]:
     """Return class names with spaces, as a text tower knows them, and require that they differ."""
     spaced = [name.replace("_", " ") for name in names]
-    same = sorted(
-        {
-            name
-            for name in {*names}
-            if name not in spaced and spaced.count(name.replace("_", " ")) > 1
-        }
-    )
-    if same:
-        raise CompareError(
-            f"Class names must differ for a CLIP, which has spaces for _; got {same}"
-        )
+    for name, word in zip(names, spaced, strict=True):
+        if name != word and word in names:
+            raise CompareError(f"Class names must differ for a CLIP; got {name!r} and {word!r}.")
     return spaced
