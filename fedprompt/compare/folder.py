@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt import data, features
+from fedprompt._files import path_of
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
 from fedprompt.compare.images import UNREADABLE, decoded, stamp
@@ -197,6 +198,11 @@ def folder(
     own.check_counts(given)
     for name in ("clients", "template"):
         check.optional(check.text, name, given[name])
+    for name in ("base_to_new", "leave_one_out"):
+        check.flag(name, given[name])
+    for name in ("cache", "test"):
+        check.optional(path_of, name, given[name], of="folder")
+    check.function("say", say)
     if template.count("{}") != 1:
         raise check.wrong("template", "have one {} for the name of a class", repr(template))
     if (vit is None) == (clip is None):
@@ -212,7 +218,7 @@ def folder(
     stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
     for store in stores:
         if lost := store.folder.skipped.get(UNREADABLE):
-            say(f"{len(lost)} images cannot be read, and are left out.\n{store.folder}")
+            say(f"Left out, because they cannot be read: {len(lost)}.\n{store.folder}")
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     title = f"{Path(root).resolve().name}, {made.name}"
@@ -274,9 +280,9 @@ def divided_once(
         raise CompareError(f"{source} must {rule}; got {train} and {test} images.")
     usual = f"dirichlet:{ALPHA}:{min(max(train // EACH, 2), MOST)}"
     usual = "domains" if found.domain_names != ("",) else usual
+    how = clients or usual
     try:
-        how = {"clients": clients or usual, "shots": shots}
-        return how["clients"], divided(found, np.random.default_rng(0), **how)
+        return how, divided(found, np.random.default_rng(0), clients=how, shots=shots)
     except ValueError as error:
         if clients is not None:
             raise
@@ -428,15 +434,7 @@ def setting_of(
 def worded(names: Sequence[str]) -> list[str]:
     """Return class names with spaces, as a text tower knows them, and require that they differ."""
     spaced = [name.replace("_", " ") for name in names]
-    same = sorted(
-        {
-            name
-            for name in {*names}
-            if name not in spaced and spaced.count(name.replace("_", " ")) > 1
-        }
-    )
-    if same:
-        raise CompareError(
-            f"Class names must differ for a CLIP, which has spaces for _; got {same}"
-        )
+    for name, word in zip(names, spaced, strict=True):
+        if name != word and word in names:
+            raise CompareError(f"Class names must differ for a CLIP; got {name!r} and {word!r}.")
     return spaced

@@ -220,11 +220,9 @@ def problem(
     described = [told([first(*side), side[1]]) for side in sides]
     described += [settled(setting), newcomers, told(parts)]
     columns = COLUMNS if tests.own is not None else COLUMNS | {"own": "own mix"}
-    where = {"setting": setting, "newcomers": newcomers, "title": title}
-    again = partial(problem, inputs, labels, clients, tests, **where)
-    return of_data(
-        {"": title}, lambda partition: data, columns, described, title=title, again=again
-    )
+    more: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
+    more = {"title": title, "again": partial(problem, inputs, labels, clients, tests, **more)}
+    return of_data({"": title}, lambda partition: data, columns, described, **more)
 
 
 def check_parts(

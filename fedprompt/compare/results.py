@@ -184,7 +184,10 @@ class Results:
 
         Raises:
             ModuleNotFoundError: If matplotlib is not installed.
+            ValueError: If no run finished.
         """
+        if not self.found:
+            raise CompareError("No run finished, so there is no picture.")
         try:
             from fedprompt.compare.pictures import bars
         except ModuleNotFoundError as error:

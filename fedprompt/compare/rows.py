@@ -196,13 +196,14 @@ def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..
     name = f"{path.stem}-{stamp(bytes(path) + text)}"
     if name not in SOURCES:
         _import(name, path, text)
-    made = [each for each in ENTRIES if each.__module__ == name]
-    own = [each for each in vars(sys.modules[name]).values() if inspect.isfunction(each)]
-    own = [each for each in own if each.__module__ == name]
-    plain = [
-        each for each in own if next(iter(inspect.signature(each).parameters), "") == "setting"
+    functions = [each for each in vars(sys.modules[name]).values() if inspect.isfunction(each)]
+    found: list[Any] = [
+        each
+        for each in functions
+        if each.__module__ == name and [*inspect.signature(each).parameters][:1] == ["setting"]
     ]
-    return {each.__name__: each for each in (*plain, *made)}
+    found += [each for each in ENTRIES if each.__module__ == name]
+    return {each.__name__: each for each in found}
 
 
 def _import(name: str, path: Path, text: bytes) -> None:

@@ -164,7 +164,7 @@ def test_images_that_cannot_be_read_are_counted_and_named(images, vit, tmp_path)
     path.write_bytes(path.read_bytes()[:60])
     where = {"vit": vit, "size": SIZE, "cache": tmp_path / "cache"}
     compare.folder(folder, **where, skip=True, say=said.append)
-    assert "1 images cannot be read, and are left out." in said[1]
+    assert "Left out, because they cannot be read: 1." in said[1]
     assert "layout class, 23 images, 4 classes" in said[1]
     assert "classes: chat noir 6, hund 5, zebra 6, ö été 6" in said[1]
     with pytest.raises(ValueError, match=rf"such as {path}\. Correct it"):
@@ -181,7 +181,11 @@ def test_images_that_cannot_be_read_are_counted_and_named(images, vit, tmp_path)
             "train test train",
             r"Without `clients`, .*list\.csv is divided by dirichlet:0\.3:2\.",
         ),
-        (["a b", "a_b"] * 2, "train train test test", r"must differ for a CLIP.* got \['a_b'\]"),
+        (
+            ["a b", "a_b"] * 2,
+            "train train test test",
+            "must differ for a CLIP; got 'a_b' and 'a b'",
+        ),
     ],
 )
 def test_an_error_is_about_what_was_given(labels, splits, message, images, vit, tmp_path):
@@ -274,6 +278,12 @@ def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
     assert found["h"] == pytest.approx(2 / (1 / found["full"] + 1 / found["new"]), abs=1e-5)
     with pytest.raises(ValueError, match=r"do not fit. fedapt: .*learned something for each class"):
         compare.run(problem, ["fedapt", "zero_shot"], seeds=1)
+    few = write(tmp_path / "few", "{split}/{name}", 3, ("five", "four", "nine"))
+    with pytest.raises(ValueError, match="have at least 4 classes, 2 on each side; got 3"):
+        compare.folder(few, clip=tower, base_to_new=True)
+    one = write(tmp_path / "one", "{name}", 3, ("seven",))
+    with pytest.raises(ValueError, match="`test` must have at least 2 classes that the folder has"):
+        compare.folder(images, clip=tower, test=one)
 
 
 def normalized(found, places, clip):
@@ -415,6 +425,9 @@ compare.folder('x', vit='y', rounds=0) -> ValueError: `rounds` must be at least 
 compare.folder('x', vit='y', steps=0) -> ValueError: `steps` must be at least 1; got 0.
 compare.folder('x', vit='y', batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0.
 compare.folder('x', vit='y', newcomers='1') -> TypeError: `newcomers` must be an integer; got '1' (
+compare.folder('x', vit='y', cache=3) -> TypeError: `cache` must be a path (a string or a pathlib.P
+compare.folder('x', vit='y', test='') -> ValueError: `test` must be the path of a folder
+compare.folder('x', vit='y', base_to_new=1) -> TypeError: `base_to_new` must be True or False; got 1
 compare.folder('x', vit='y', clients=3) -> TypeError: `clients` must be a string; got 3 (int)
 compare.run(owned({0: [0]}), ['local'], shrink=0) -> ValueError: `shrink` must be above 0; got 0.
 compare.run(owned({0: [0]}), ['local'], shrink=5) -> ValueError: `shrink` must be at most 1; got 5.
