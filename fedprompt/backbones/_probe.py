@@ -137,13 +137,10 @@ class Probe:
         if pooled.requires_grad:
             weights = torch.randn(pooled.shape, generator=generator).to(pooled.device)
             gradients = torch.autograd.grad((pooled * weights).sum(), inputs, allow_unused=True)
-        if unread := [
-            name
-            for name, gradient in zip(self.trained, gradients[depth:], strict=True)
-            if gradient is None
-        ]:
-            read = "be read by the features; leave out the others, such as those of a classifier"
-            raise check.wrong("trainable", read, listed(unread))
+        named = zip(self.trained, gradients[depth:], strict=True)
+        unread = [name for name, gradient in named if gradient is None]
+        read = "be read by the features; leave out the others, such as those of a classifier"
+        check.require(not unread, "trainable", read, listed(unread))
         for layer, gradient in enumerate(gradients[:depth]):
             if gradient is None or not gradient.any():
                 others = [*prompts[:layer], draw().to(weight.device), *prompts[layer + 1 :]]

@@ -10,16 +10,9 @@ import torch.nn as nn
 import fedprompt._refusals as check
 
 ARGUMENTS = {
-    "timm": {
-        "img_size",
-        "in_chans",
-        "patch_size",
-        "dynamic_img_size",
-        "global_pool",
-        "class_token",
-    },
-    "open_clip": {"force_quick_gelu", "force_image_size"},
-    "transformers": set[str](),
+    "timm": "img_size in_chans patch_size dynamic_img_size global_pool class_token",
+    "open_clip": "force_quick_gelu force_image_size",
+    "transformers": "",
 }
 """Arguments that a name may have. None of them runs code, or reads a file."""
 
@@ -42,8 +35,9 @@ def parsed(model: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
     if library not in _FORMS or not re.fullmatch(_FORMS[library], name):
         rule = "be timm:NAME, open_clip:NAME:TAG or transformers:NAME"
         raise check.wrong("model", rule, repr(model[: check.LONGEST]))
-    rule = f"be among {', '.join(sorted(ARGUMENTS[library])) or 'none'} for {library}"
-    check.known("arguments", arguments, ARGUMENTS[library], rule)
+    allowed = sorted(ARGUMENTS[library].split())
+    rule = f"be among {', '.join(allowed) or 'none'} for {library}"
+    check.known("arguments", arguments, allowed, rule)
     return library, name
 
 

@@ -30,17 +30,10 @@ _WINDOWS = (
 )
 _POSITION_TABLE = "its table of relative position biases has no rows for prompts"
 _PACKED = "its packed sequences of patches of many images have no fixed position for prompts"
-_REASONS = {  # by the module that defines the model
-    "swin_transformer": _WINDOWS,
-    "swin_transformer_v2": _WINDOWS,
-    "modeling_swin": _WINDOWS,
-    "modeling_swinv2": _WINDOWS,
-    "vision_transformer_sam": _WINDOWS,
-    "beit": _POSITION_TABLE,
-    "modeling_beit": _POSITION_TABLE,
-    "vision_transformer_relpos": _POSITION_TABLE,
-    "naflexvit": _PACKED,
-    "modeling_siglip2": _PACKED,
+_REASONS = {  # by the beginnings of modules that define models
+    _WINDOWS: ("swin_transformer", "modeling_swin", "vision_transformer_sam"),
+    _POSITION_TABLE: ("beit", "modeling_beit", "vision_transformer_relpos"),
+    _PACKED: ("naflexvit", "modeling_siglip2"),
 }
 _OTHER_FORWARD_PASS = "its forward pass is not known here"
 _WRITE_A_TRUNK = "the how-to page 'Write a trunk' shows how to support it"
@@ -168,7 +161,8 @@ def _reason_to_refuse(model: Any) -> str:
     if name.startswith(_NOWHERE):
         return f"its weights are in no library that is supported; {_WRITE_A_TRUNK}"
     timm_model = model.trunk if name == "TimmModel" else model
-    reason = _REASONS.get(type(timm_model).__module__.rpartition(".")[2])
+    module = type(timm_model).__module__.rpartition(".")[2]
+    reason = next((text for text, names in _REASONS.items() if module.startswith(names)), None)
     if reason == _WINDOWS:
         return reason
     if reason or _has_attention(model):

@@ -57,11 +57,9 @@ def _check_stream(argument: str, stream: PromptStream, depth: int) -> None:
     check.require(stream.replace, argument, rule, "replace=False")
     outside = [layer for layer in stream.layers if not 1 <= layer < depth]
     if outside or not stream.layers:
-        rule = (
-            f"enter before blocks 1 to {depth - 1}, because the context enters before block 0"
-            if depth > 1
-            else "not be given to a tower of one block"
-        )
+        rule = f"enter before blocks 1 to {depth - 1}, because the context enters before block 0"
+        if depth < 2:
+            rule = "not be given to a tower of one block"
         raise check.wrong(argument, rule, f"layers {sorted(stream.layers)}")
 
 
