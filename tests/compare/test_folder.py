@@ -445,7 +445,7 @@ def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
     at = {"task": "own", "partition": "", "trial": None, "values": {}, "seed": 0, "backward": 1}
     found = [at | {"row": "A", "own": 0.5, "full": 0.5, "worst": 0.5}]
     said = compare.Results(problem, found).save(tmp_path)
-    assert said.endswith("The picture needs matplotlib: pip install 'fedprompt[compare]'")
+    assert said.endswith("The picture needs matplotlib: pip install 'fedprompt[compare]'.")
     assert (tmp_path / "table.md").exists()
 
 
@@ -530,8 +530,11 @@ def test_a_table_names_the_prompts_of_its_own_budget(images, vit, tmp_path):
     assert ",\n" in (tmp_path / "clients.csv").read_text()
 
 
-def test_if_all_runs_fail_the_command_ends_with_their_reason(images, vit, tmp_path, capsys):
-    flags = ["--vit", vit, "--methods", "fedprox", "--out", str(tmp_path), "--cohort-size", "99"]
+def test_if_all_runs_fail_the_command_ends_with_their_reason(
+    images, vit, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(cells, "run", lambda cell, progress: 1 / 0)
+    flags = ["--vit", vit, "--methods", "fedprox", "--out", str(tmp_path)]
     with pytest.raises(SystemExit) as error:
         command.main([str(images), *flags, *FEW])
     assert error.value.code == 1
