@@ -285,7 +285,8 @@ class ClientData:
     @property
     def class_counts(self) -> Float[Tensor, "classes"]:
         """Number of inputs of each class."""
-        return torch.bincount(self.labels, minlength=self.setting.num_classes).float()
+        counts = torch.bincount(self.labels, minlength=self.setting.num_classes)
+        return counts.to(torch.get_default_dtype())
 
     def batches(
         self, *, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"

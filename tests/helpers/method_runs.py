@@ -43,19 +43,11 @@ def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) ->
     return logits
 
 
-def use_dtype(name: str) -> None:
-    """Set the default dtype in which a method runs here: float64, which no code has by chance.
-
-    FedGen counts classes in float32, and the counts of its form have the default dtype.
-    """
-    torch.set_default_dtype(torch.float32 if name == "fedgen" else torch.float64)
-
-
 def run(
     make: Callable[..., fp.Method], name: str, family: str, way: str = WAYS[0], group: Any = None
 ) -> Outcome:
     """Run all rounds. On ranks that do not share, only the clients of this rank have data."""
-    use_dtype(name)
+    torch.set_default_dtype(torch.float64)  # which no code has by chance
     federation = federation_of(METHODS[name], family, **CHANGES)
     (rank, world), method = rank_of(group), make(federation)
     here = [client for client in PREDICTING if client % world == rank]
@@ -86,7 +78,6 @@ def run_all(rank: int, folder: Path) -> None:
     ways = [(*each, way) for each in RUNS for way in WAYS]
     found = {each: run(METHODS[each[0]].make, *each, group=dist.group.WORLD) for each in ways}
     for each, outcome in found.items():
-        use_dtype(each[0])
         found[each] = outcome._replace(figures=outcome.figures())
     torch.save(found, folder / f"{rank}.pt")
 

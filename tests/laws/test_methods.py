@@ -125,7 +125,7 @@ def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) 
 
     Return the directions in which something is sent.
     """
-    method_runs.use_dtype(name)
+    torch.set_default_dtype(torch.float64)
     expected, names, crossed, start = plain(make, name, family), set(), set(), None
     federation = federation_of(METHODS[name], family, **CHANGES)
     cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
@@ -166,7 +166,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("way", method_runs.WAYS)
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_two_ranks_equal_one_process(ranks, name, family, way):
-    method_runs.use_dtype(name)
+    torch.set_default_dtype(torch.float64)
     expected = plain(METHODS[name].make, name, family, way.split(",")[0])
     found = [outcomes[name, family, way] for outcomes in ranks]
     for each in found:
