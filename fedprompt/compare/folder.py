@@ -187,6 +187,7 @@ def folder(
     own.check_counts(given)
     for name in ("clients", "template"):
         check.optional(check.text, name, given[name])
+        check.require(given[name] != "", name, "not be empty", repr(given[name]))
     for name in ("base_to_new", "leave_one_out"):
         check.flag(name, given[name])
     for name in ("cache", "test"):
@@ -226,7 +227,7 @@ def _problem(
     size = len(divisions.sides(next(iter(parts.values())).folder)[0])
     usual = f"dirichlet:{ALPHA}:{min(max(size // EACH, 2), MOST)}"
     usual = "domains" if store.folder.domain_names != ("",) else usual
-    clients = usual if given["clients"] is None else given["clients"]
+    clients = given["clients"] or usual
     divide = partial(divided, clients=clients, shots=given["shots"])
     division = divide(next(iter(parts.values())).folder, np.random.default_rng(0))
     say(f"clients {clients}, seed 0\n{division}")
@@ -327,8 +328,6 @@ def transferred(
         return other, tests, labels[other.folder.labels[tests]], None
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
-    if len(names) < 2:
-        raise check.wrong("test", "have at least 2 classes that the folder has not", len(names))
     kept = experiments.transfer(other.folder.labels[tests], names)
     return other, tests[kept.positions], kept.labels, kept.names
 
