@@ -198,6 +198,7 @@ def folder(
     own.check_counts(given)
     for name in ("clients", "template"):
         check.optional(check.text, name, given[name])
+        check.require(given[name] != "", name, "not be empty", repr(given[name]))
     for name in ("base_to_new", "leave_one_out"):
         check.flag(name, given[name])
     for name in ("cache", "test"):
@@ -369,8 +370,6 @@ def transferred(
         return other, tests, labels[other.folder.labels[tests]], None
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
-    if len(names) < 2:
-        raise check.wrong("test", "have at least 2 classes that the folder has not", len(names))
     kept = experiments.transfer(other.folder.labels[tests], names)
     return other, tests[kept.positions], kept.labels, kept.names
 
