@@ -156,8 +156,8 @@ class Results:
         try:
             self.plot(place / "bars.png")
         except ModuleNotFoundError as error:
-            return f"Tables: {place}. {error}.{said}"
-        return f"Tables and picture: {place}.{said}"
+            return f"Tables: {place}. {error}{said}"
+        return f"Tables and picture: {place}{said}"
 
     def _files(self, record: Record, place: Path) -> list[str]:
         """Return the file of the prompts of each client of a run, "" if there is none."""
@@ -173,8 +173,8 @@ class Results:
             for record, names in zip(self.found, files, strict=True)
             if names and not any(names) and record.get("trained")
         ]
-        told = f" Prompts of {', '.join(lost)} are missing. Delete these lines of records.jsonl"
-        return f"{told} to train again." if lost else ""
+        told = f". Prompts of {', '.join(lost)} are missing. Delete these lines of records.jsonl"
+        return f"{told} to train again" if lost else ""
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the mean of each row with its 95 % interval, and its clients as dots.

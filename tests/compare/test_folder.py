@@ -181,11 +181,7 @@ def test_images_that_cannot_be_read_are_counted_and_named(images, vit, tmp_path)
             "train test train",
             r"Without `clients`, .*list\.csv is divided by dirichlet:0\.3:2\.",
         ),
-        (
-            ["a b", "a_b"] * 2,
-            "train train test test",
-            "must differ for a CLIP; got 'a_b' and 'a b'",
-        ),
+        (["a b", "a_b"] * 2, "train train test test", "must differ with a space for _; got 'a b'"),
     ],
 )
 def test_an_error_is_about_what_was_given(labels, splits, message, images, vit, tmp_path):
