@@ -1,7 +1,7 @@
 """A network with trained prompts, and the description from which it is built again."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -12,21 +12,20 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._saved_config import CONFIG, FORMAT, read_config
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
-from fedprompt.backbones.named import named_network, parsed, tokenizer_of
+from fedprompt.backbones.named import check_network, named_network, parsed, tokenizer_of
 from fedprompt.backbones.text.tower import TextTower
 from fedprompt.freezing import freeze
 from fedprompt.matching.logits import cosine_logits
 from fedprompt.messages.payload import snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.forward import encode_prompted
-from fedprompt.prompts.visual import LayeredPrompts
-
-FORMAT = 1
-FILE, CONFIG, CARD = "prompts.safetensors", "config.json", "README.md"
+from fedprompt.prompts.visual import DeepPrompts, LayeredPrompts, ShallowPrompts
 
 _PARTS: dict[str, Any] = {"prompts": LayeredPrompts, "head": nn.Linear, "context": ContextPrompts}
+_TYPES = {LayeredPrompts, ShallowPrompts, DeepPrompts, nn.Linear, ContextPrompts}
 _KINDS = "be LayeredPrompts with or without a linear head, or ContextPrompts"
 
 
@@ -47,6 +46,8 @@ class PromptedNetwork(nn.Module):
         self.network, self.parts, self.config = freeze(network), parts, dict(config)
         self.class_names = list(config["class_names"])
         images = cast(nn.Module, getattr(network, "visual", network))  # of open_clip
+        if config.get("tower") not in (None, type(images).__name__):  # of a CLIP of transformers
+            images = getattr(network, "vision_model", network)
         self.trunk: Any = network if "context" in parts else vit_trunk(images)
         if "context" in parts:
             self.tower = TextTower(network, tokenizer_of(config["model"]))
@@ -67,14 +68,15 @@ class PromptedNetwork(nn.Module):
 
 def parts_of(module: nn.Module) -> nn.ModuleDict:
     """Find prompts and head, or the context, and refuse a module with other parameters."""
-    if isinstance(module, LayeredPrompts | ContextPrompts):
+    if type(module) in _TYPES - {nn.Linear}:
         name = "prompts" if isinstance(module, LayeredPrompts) else "context"
         return nn.ModuleDict({name: module})
+    check.module("module", module)
     children = dict(module.named_children())
     found = {
         name: children[name]
         for name, kind in _PARTS.items()
-        if isinstance(children.get(name), kind)
+        if isinstance(children.get(name), kind) and type(children[name]) in _TYPES
     }
     values = snapshot(module, buffers=True)
     if other := [name for name in values if name.split(".")[0] not in found]:
@@ -109,6 +111,51 @@ def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str
     return made
 
 
+def check_reproduced(
+    module: nn.Module, parts: nn.ModuleDict, backbone: Any, config: Mapping[str, Any]
+) -> None:
+    """Require that a folder can be loaded, and then predicts as the module does, if it can."""
+    context = "context" in parts
+    network = backbone if context else getattr(backbone, "model", None)
+    check_network(config["model"], network, libraries=["open_clip"] if context else None)
+    if type(module) in _TYPES or type(module).forward is nn.Module.forward:
+        return
+    flags = [(weight, weight.requires_grad) for weight in network.parameters()]
+    try:
+        new = PromptedNetwork(network, parts, config)
+        with torch.no_grad():
+            images = _images(network.visual) if context else new.trunk._image()
+            inputs = [images]
+            if context:  # methods of the gallery have tokens as inputs
+                pooled, patches = image_tokens(network, images)
+                inputs.append(torch.cat([pooled[:, None], patches], 1))
+            logits = new(images)
+            same = any(torch.equal(logits, found) for found in _outputs(module, inputs))
+    finally:
+        for weight, flag in flags:
+            weight.requires_grad_(flag)
+    rule = "classify as its prompts and head, or its context, do, because a folder has only these"
+    check.require(same, "module", rule, f"{type(module).__name__}, whose logits differ")
+
+
+def _images(visual: Any) -> Tensor:
+    size = visual.image_size
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    like, draw = next(visual.parameters()), torch.Generator().manual_seed(0)
+    return torch.rand(1, 3, *sides, generator=draw).to(like)
+
+
+def _outputs(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the outputs of a module for the inputs that it takes."""
+    for each in inputs:
+        try:
+            found = module(each)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            continue
+        if isinstance(found, Tensor):
+            yield found
+
+
 def make_config(
     parts: nn.ModuleDict, class_names: Sequence[str], model: str, about: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -128,13 +175,9 @@ def rebuilt(
     folder: Path, weights: str | PathLike[str] | None, device: torch.device | str
 ) -> PromptedNetwork:
     """Build the network of a folder, with new prompts in place of the trained ones."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise check.wrong("folder", f"have a file {CONFIG}, as save_prompts writes it", str(folder))
-    config = json.loads(path.read_text(encoding="utf-8"))
-    found = dict(config).get("format")
-    rule = f"be of format {FORMAT}; a newer fedprompt may have written it"
-    check.require(found == FORMAT, str(path), rule, found)
+    config = read_config(folder)
+    with check.located(str(folder / CONFIG)):
+        parsed(config["model"], config["arguments"])
     parts = {name: kind(**config[name]) for name, kind in _PARTS.items() if name in config}
     network = named_network(config["model"], config["arguments"], weights)
     moved = nn.ModuleDict(parts).to(device)
@@ -156,7 +199,8 @@ def card(config: Mapping[str, Any], name: str) -> str:
         **{key: config[key] for key in ("sentence", "method", "data")},
         "fedprompt": config["fedprompt"],
     }
-    table = [f"| {key} | {value} |" for key, value in rows.items() if value]
+    cells = {key: " ".join(value.split()).replace("|", "\\|") for key, value in rows.items()}
+    table = [f"| {key} | {cell} |" for key, cell in cells.items() if cell]
     title = f"# {name.removeprefix('hub:')}"
     text = ["---", *lines, "---", title, "", "Trained prompts of a frozen network.", ""]
     text += ["| | |", "|---|---|", *table, "", "```python", "import fedprompt as fp", ""]

@@ -280,7 +280,8 @@ def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
     check.require(fits, "method", rule, "a coded one")
     rule = "say whether payloads are changes, because the codec leaves numbers out"
     fits = not needs_changes or method.server.changes is not None
-    check.require(fits, "method.server.changes", rule, "None; pass True or False to Server")
+    got = "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
+    check.require(fits, "method.server.changes", rule, got)
 
 
 def _moved(changes: Any, answer: Message) -> Message:

@@ -13,15 +13,14 @@ import torch.nn as nn
 
 import fedprompt._refusals as check
 from fedprompt._names import inner_name
+from fedprompt._saved_config import CARD, CONFIG, FILE
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
 from fedprompt.prompted_network import (
-    CARD,
-    CONFIG,
-    FILE,
     PromptedNetwork,
     card,
+    check_reproduced,
     make_config,
     parts_of,
     rebuilt,
@@ -61,7 +60,8 @@ def save_prompts(
     ``prompts.safetensors``, a description ``config.json`` and a card ``README.md``. Then
     :func:`load_prompts` builds the network and the prompts in one call. The module of a folder is
     :class:`LayeredPrompts`, or a module whose parts are such `prompts` and a linear `head`, or it
-    is one context of :class:`ContextPrompts` for a CLIP of open_clip.
+    is one context of :class:`ContextPrompts` for a CLIP of open_clip. If the module can be called,
+    it must give the logits of these parts on one image: the folder does not have its code.
 
     Args:
         module: Prompts, or prompts with a head, such as an ``nn.ModuleDict``. Its numbers are
@@ -82,8 +82,9 @@ def save_prompts(
         license: License of the prompts, as the Hub names it, such as ``"mit"``.
 
     Raises:
-        ValueError: If `module` has parts that a folder cannot describe, or `model` is not a name of
-            this form. A name of another network is found when the folder is loaded.
+        ValueError: If `module` has parts that a folder cannot describe or other logits than its
+            parts, or `model` is not a name of this form or of another library than the network. A
+            name of another network is found when the folder is loaded.
 
     Example:
         >>> import timm
@@ -114,13 +115,15 @@ def save_prompts(
     rule = "be the CLIP itself, so that its image tower is compared, too"
     check.typed("context" not in parts or isinstance(trunk, nn.Module), "trunk", rule, trunk)
     config = make_config(parts, class_names, model, about)
+    config["tower"] = type(getattr(trunk, "model", trunk)).__name__
+    check_reproduced(module, parts, trunk, config)
     with tempfile.TemporaryDirectory() as scratch:
         hub = fspath(path).startswith(_HUB)
         folder = Path(scratch) if hub else Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         _save_file(parts, folder / FILE, trunk, class_names)
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        name = fspath(path) if hub else folder.name
+        name = fspath(path) if hub else folder.resolve().name
         (folder / CARD).write_text(card(config, name), encoding="utf-8")
         if hub:
             _upload(folder, fspath(path).removeprefix(_HUB))

@@ -1,6 +1,7 @@
 """A folder of trained prompts is enough to build the network again, anywhere."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from clips import TEXT, VISION
+from fedprompt.methods import METHODS, ClipSetting, Federation
 from fedprompt.methods.models import PromptedModel
 from refusals import check_refused, refusals
 
 CLASSES = ["cat", "dog"]
+VIT = "timm:test_vit"
 IMAGES = torch.rand(3, 3, 160, 160, generator=torch.Generator().manual_seed(0))
 ABOUT = {"method": "fedvpt_d", "data": "pets", "license": "mit", "sentence": "a photo of a {}."}
 
@@ -174,6 +177,8 @@ save(headed, model="test_vit") -> ValueError: `model` must be timm:NAME, open_cl
 save(headed, model="timm:../vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or tr
 save(headed, model=vit, arguments=dict(checkpoint_path="x")) -> ValueError: `arguments` must be amon
 save(headed, method="fedvpt_d") -> ValueError: `method` must be left out without `model`, which make
+save(nn.ModuleDict(dict(prompts=nn.Linear(1, 1))), model=vit) -> ValueError: `module` must be Layer
+save(headed, model="transformers:a/b") -> ValueError: `trunk` must have a network of transformers, w
 load_prompts("nowhere") -> ValueError: `folder` must have a file config.json, as save_prompts writes
 load_prompts("folder", trunk=clip) -> ValueError: `trunk` must be left out for a folder, which has
 load_prompts(headed, "file", trunk=clip, weights="w") -> ValueError: `weights` must be left out for
@@ -201,9 +206,107 @@ def test_refusals(call, error, message, tmp_path):
     check_refused(call, error, message, {**names, "save": save, "vit": "timm:test_vit"})
 
 
-def test_a_newer_format_is_refused(saved):
+DAMAGED = """
+format=2 -> .json` must be of format 1; a newer fedprompt may have
+model=None -> .json: model` must be a string; got None (NoneType)
+model="timm:nothere" -> `model` must be a network of timm that fits the arguments and the weights
+model="open_clip:nothere" -> `model` must be a network of open_clip that fits
+model="transformers:../x" -> `model` must be timm:NAME, open_clip:NAME:TAG or transformers:NAME
+model="transformers:.." -> `model` must be timm:NAME, open_clip:NAME:TAG or transformers:NAME
+class_names=3 -> .json: class_names` must be a list of strings; got 3 (int)
+class_names=["cat"] -> .json: class_names` must have 2 names; got 1
+arguments=None -> .json: arguments` must be an object; got None
+arguments={"img_size": "x"} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
+arguments={"img_size": 160000} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
+arguments={"img_size": 2048, "patch_size": 1} -> `arguments` must make at most 512 patches
+scale="x" -> .json: scale` must be null or a number above 0; got 'x' (str)
+scale=-1.0 -> .json: scale` must be null or a number above 0; got -1.0 (float)
+scale=float("nan") -> .json: scale` must be null or a number above 0; got nan (float)
+kind="context" -> .json` must have prompts with or without a head, or a context, and name it
+context={"dim": 8, "length": 1, "num_classes": None} -> .json` must have prompts with or without
+prompts=[1] -> .json: prompts` must be an object; got a list of length 1
+prompts=PROMPTS | {"layers": "abc"} -> prompts: layers` must list layers, each once; got 'abc'
+prompts=PROMPTS | {"num_prompts": 3000000} -> prompts.safetensors` must be the file that config.json
+head=HEAD | {"device": "meta"} -> .json: head` must have the keys in_features, out_features, bias;
+head=HEAD | {"out_features": 10**12} -> out_features` must be an integer from 1 to 2**31 - 1
+head={"in_features": 64} -> .json: head` must have the key 'out_features'; got none
+unknown=1 -> .json` must have the keys format, fedprompt
+"""
+PROMPTS = {"num_prompts": 2, "dim": 64, "layers": [0, 3], "replace": False}
+HEAD = {"in_features": 64, "out_features": 2, "bias": True}
+
+
+def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
     folder, weights, _ = saved
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"format": 2}))
-    with pytest.raises(ValueError, match="must be of format 1; a newer fedprompt may have"):
-        fp.load_prompts(folder, weights=weights)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    texts = dict.fromkeys(("", "{", "[" * 100000), "must be JSON")
+    texts |= dict.fromkeys(("[1]", "null", '"x"'), "must be of format 1")
+    for key in config.keys() - {"format", "head", "tower"}:
+        shorter = {name: value for name, value in config.items() if name != key}
+        texts[json.dumps(shorter)] = repr(key) if key != "prompts" else "must have prompts"
+    for row in DAMAGED.strip().splitlines():
+        change, message = row.split(" -> ")
+        texts[json.dumps(config | eval(f"dict({change})"))] = message
+    for text, message in texts.items():
+        path.write_text(text)
+        with pytest.raises(ValueError, match=re.escape(message)) as refused:
+            fp.load_prompts(folder, weights=weights)
+        assert "config.json" in str(refused.value) or "`model`" in message
+
+
+def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
+    folder, weights, _ = saved
+    shutil.copy(weights, tmp_path / "weights.st")
+    torch.save({"path": Path("x")}, tmp_path / "objects.pth")
+    for name, message in {
+        "weights.st": "must end in .safetensors, because it is a file of this format",
+        "objects.pth": "must be a file of tensors alone",
+        "nothere.pth": "must be a file that exists",
+        "pets": "must be a file that exists",
+    }.items():
+        with pytest.raises(ValueError, match=f"^`weights` {message}"):
+            fp.load_prompts(folder, weights=tmp_path / name)
+
+
+def test_a_card_has_one_row_for_classes_with_bars_and_breaks(tmp_path, monkeypatch):
+    trunk = fp.vit_trunk(new_network())
+    monkeypatch.chdir(tmp_path)
+    fp.save_prompts(trained(trunk), ".", trunk=trunk, class_names=["a|b", "c\nd"], model=VIT)
+    card = Path("README.md").read_text()
+    assert "| classes | a\\|b, c d |" in card
+    assert f'load_prompts("{tmp_path.name}")' in card
+
+
+def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(clip, tmp_path):
+    """PLOT with one context matches patches, and FedVPT-CLIP has a text classifier."""
+    network, weights = clip
+    tower = fp.TextTower(network, open_clip.get_tokenizer("tiny-clip"))
+    images = IMAGES[..., :16, :16]
+    pooled, patches = fp.image_tokens(network, images)
+    tokens, shards = torch.cat([pooled[:, None], patches], 1).detach(), {0: torch.arange(3)}
+    labels = torch.tensor([0, 1, 0])
+    about = {"rounds": 1, "steps": 1, "length": 3, "class_names": CLASSES, "scale": 20.0}
+    made = ClipSetting(tower=tower, clip=network, **about)
+    accepted, refused = set(), []
+    for name, entry in METHODS.items():
+        if "CLIP" not in entry.families:
+            continue
+        inputs = images if entry.inputs == "images" else tokens
+        federation = Federation(made, inputs, labels, shards)
+        options = {"num_contexts": 1} if name == "fedplot" else {}
+        method = entry.make(federation.setting, **options)
+        model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
+        trunk = network if hasattr(model, "context") else fp.vit_trunk(network.visual)
+        about = {"trunk": trunk, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
+        try:
+            fp.save_prompts(model, tmp_path / name, scale=20.0, **about)
+            accepted.add(name)
+        except (TypeError, ValueError) as error:
+            refused.append(str(error))
+            continue
+        loaded = fp.load_prompts(tmp_path / name, weights=weights)
+        with torch.no_grad():
+            assert torch.equal(loaded(images), model(inputs))
+    assert all(text.startswith(("`module` must", "`trunk` must")) for text in refused)
+    assert {"promptfl", "promptfl_fedprox", "coop", "kgcoop"} <= accepted

@@ -20,7 +20,7 @@ Shards = Sequence[Any] | Mapping[int, Any]
 
 
 def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> None:
-    """Save the positions of each client's samples, with a digest of the data set.
+    """Save the positions of each client's samples, with digests of them and of the data set.
 
     The file is JSON. It contains no image, label or name of a file.
 
@@ -49,13 +49,16 @@ def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> No
     check.some("shards", len(clients), "have at least one client")
     for client in clients:
         check.count("key of shards", client, at_least=0)
+    ids = list(map(int, clients)) if isinstance(shards, Mapping) else None
+    parts = [_positions(c, own, samples).tolist() for c, own in clients.items()]
     content = {
         "format": FORMAT,
         "of": kind,
         "samples": samples,
         "digest": digest,
-        "clients": list(map(int, clients)) if isinstance(shards, Mapping) else None,
-        "shards": [_positions(c, own, samples).tolist() for c, own in clients.items()],
+        "clients": ids,
+        "shards": parts,
+        "division": _division(ids, parts),
     }
     replace_file(file, json.dumps(content).encode())
 
@@ -72,7 +75,9 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
         was saved.
 
     Raises:
-        ValueError: If the data set is another one, or the file is not from :func:`save_shards`.
+        ValueError: If the data set is another one, or the file is not from :func:`save_shards` or
+            was changed. A file of version 0.3 or earlier has no digest of its positions, so that
+            changed ones are not found.
 
     Example:
         See :func:`save_shards`.
@@ -89,13 +94,32 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
         given, rule = found["format"], f"be a file of format {FORMAT}"
         check.require(given == FORMAT, "path", rule, given)
         saved = found["of"], found["samples"], found["digest"]
-        ids, parts = found["clients"], found["shards"]
-    except (KeyError, TypeError, ValueError) as error:
+        ids, shards = _parts(found)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} must be a file of `save_shards`: {error}") from error
     if saved != (own := _digest(of)):
         raise check.wrong("of", f"be the data set of the file, {_told(saved)}", _told(own))
-    shards = [_positions(c, part, saved[1]) for c, part in enumerate(parts)]
     return shards if ids is None else dict(zip(ids, shards, strict=True))
+
+
+def _parts(found: Mapping[str, Any]) -> tuple[list[int] | None, list[Indices]]:
+    """Return the ids of clients, if they have some, and their positions, as they were saved."""
+    ids, parts = found["clients"], found["shards"]
+    check.instance("shards", parts, list, "list the positions of each client")
+    check.some("shards", parts, "have at least one client")
+    check.count("samples", found["samples"])
+    shards = [_positions(c, part, found["samples"]) for c, part in enumerate(parts)]
+    if ids is not None:
+        known = convert.integers("clients", ids)
+        fits = len({*ids}) == len(known) == len(shards)
+        check.require(fits, "clients", f"have {len(shards)} ids, each once", check.some_names(ids))
+    if found.get("division", division := _division(ids, parts)) != division:
+        raise check.wrong("shards", "be those that were saved", "others: the file was changed")
+    return ids, shards
+
+
+def _division(ids: Any, parts: Any) -> str:
+    return hashlib.sha256(json.dumps([ids, parts]).encode()).hexdigest()
 
 
 def _positions(client: int, positions: Any, samples: int) -> Indices:
@@ -105,7 +129,7 @@ def _positions(client: int, positions: Any, samples: int) -> Indices:
 
 def _told(digest: tuple[str, int, str]) -> str:
     kind, samples, content = digest
-    return f"{samples} {kind} with digest {content[:12]}"
+    return f"{samples} {kind} with digest {str(content)[:12]}"
 
 
 def _digest(of: Any) -> tuple[str, int, str]:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedex_lora import with_weights
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import broadcast, take_step
 
@@ -37,6 +37,7 @@ def flora(
     setting: VitSetting, *, learning_rate: float = 1e-2, ranks: Sequence[int] = (2,)
 ) -> fp.Method:
     """FLoRA. Clients have the ranks in turn."""
+    check_sequences(ranks=ranks)
     if not ranks:
         raise ValueError(f"`ranks` must have at least one rank; got {ranks!r}.")
     models = {rank: setting.new_model(tune=partial(with_weights, rank=rank)) for rank in {*ranks}}

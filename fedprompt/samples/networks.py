@@ -80,14 +80,15 @@ def clip() -> nn.Module:
     return _read(_CLIP, CLIP).eval()
 
 
-def tokenize(texts: list[str], context_length: int = 24) -> Int[Tensor, "texts length"]:
+def tokenize(texts: str | list[str], context_length: int = 24) -> Int[Tensor, "texts length"]:
     """Tokenize texts for :func:`clip`, in the layout of open_clip's tokenizers.
 
     A row contains the start, the ids of word pieces (byte pair encoding), the end and padding.
     Upper case, accents and signs are ignored.
 
     Args:
-        texts: English texts, such as "an emoji of a penguin." Texts that are too long are cut.
+        texts: English texts, such as "an emoji of a penguin.", or one text. Texts that are too
+            long are cut.
         context_length: Length of a row.
 
     Returns:
@@ -98,6 +99,7 @@ def tokenize(texts: list[str], context_length: int = 24) -> Int[Tensor, "texts l
         >>> rows.shape, bool((rows[0] == rows[1]).all())
         (torch.Size([2, 9]), True)
     """
+    texts = [texts] if isinstance(texts, str) else texts
     return _pieces()(texts, context_length)
 
 

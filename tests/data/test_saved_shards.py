@@ -1,6 +1,7 @@
 """Divisions in files, and data sets that are not those of the file."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -63,8 +64,44 @@ load_shards("none", of=[5]) -> FileNotFoundError: none
 load_shards("text", of=[5]) -> ValueError: text must be a file of `save_shards`
 load_shards("list", of=[5]) -> ValueError: list must be a file of `save_shards`
 load_shards("newer", of=[5]) -> ValueError: newer must be a file of `save_shards`: `path` must be a
-load_shards("changed", of=[5, 3]) -> ValueError: `shards[0]` must lie in [0, 2), the positions
+load_shards("changed", of=[5, 3]) -> ValueError: changed must be a file of `save_shards`: `shards[0
 """
+
+CHANGED = """
+shards=[[1], [0]] -> `shards` must be those that were saved; got others: the file was changed
+shards=[[0], [1, 1]] -> `shards` must be those that were saved
+shards=[[0], [0]] -> `shards` must be those that were saved
+clients=[2, 1] -> `shards` must be those that were saved
+clients=[1, 1] -> `clients` must have 2 ids, each once; got ['1', '1']
+clients=[1] -> `clients` must have 2 ids, each once
+clients=["a", "b"] -> `clients[0]` must be an integer
+clients=[-1, 2] -> `clients` must be at least 0
+clients={"1": 1} -> `clients` must be an array, a tensor or a sequence
+shards=[] -> `shards` must have at least one client
+shards=None -> `shards` must list the positions of each client
+shards=[[0], ["1"]] -> `shards[1][0]` must be an integer
+samples="x" -> `samples` must be an integer
+"""
+
+
+@pytest.mark.parametrize("row", CHANGED.strip().splitlines())
+def test_a_file_that_was_changed_is_refused(row, tmp_path):
+    change, message = row.split(" -> ")
+    path = tmp_path / "shards.json"
+    save_shards(path, {1: [0], 2: [1]}, of=[5, 3])
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | eval(f"dict({change})")))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_shards(path, of=[5, 3])
+
+
+def test_a_file_without_a_digest_of_its_positions_is_loaded(tmp_path):
+    path = tmp_path / "shards.json"
+    save_shards(path, [[0], [1]], of=[5, 3])
+    content = json.loads(path.read_text())
+    del content["division"]
+    path.write_text(json.dumps(content))
+    assert [part.tolist() for part in load_shards(path, of=[5, 3])] == [[0], [1]]
 
 
 @pytest.mark.bad_input

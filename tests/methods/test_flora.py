@@ -52,6 +52,9 @@ def test_payloads_of_clients_have_the_ranks_in_turn_and_no_weights():
     assert numbers == [2 * (r * 8 + 24 * r) + 8 * 3 + 3 for r in (2, 3, 2)]
 
 
-def test_no_ranks_are_refused():
+@pytest.mark.bad_input
+def test_no_ranks_and_one_rank_without_a_sequence_are_refused():
+    with pytest.raises(TypeError, match="`ranks` must be a sequence of values; got 2"):
+        flora(vit_federation(), ranks=2)
     with pytest.raises(ValueError, match=r"`ranks` must have at least one rank; got \(\)"):
         flora(vit_federation(), ranks=())

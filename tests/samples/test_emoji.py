@@ -187,3 +187,7 @@ def small_teacher(vocabulary):
     model.visual.head.proj = torch.nn.Linear(384, 16)
     torch.nn.init.zeros_(model.visual.head.proj.bias)
     return model
+
+
+def test_one_text_is_one_row():
+    assert torch.equal(samples.tokenize("a penguin."), samples.tokenize(["a penguin."]))
