@@ -250,7 +250,7 @@ def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
         path.write_text(text)
         with pytest.raises(ValueError, match=re.escape(message)) as refused:
             fp.load_prompts(folder, weights=weights)
-        assert "config.json" in str(refused.value) or "`model`" in message
+        assert str(folder) in str(refused.value)
 
 
 def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
@@ -263,7 +263,7 @@ def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
         "nothere.pth": "must be a file that exists",
         "pets": "must be a file that exists",
     }.items():
-        with pytest.raises(ValueError, match=f"^`weights` {message}"):
+        with pytest.raises(ValueError, match=f"pets: `weights` {message}"):
             fp.load_prompts(folder, weights=tmp_path / name)
 
 
