@@ -295,12 +295,14 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         options = {"num_contexts": 1} if name == "fedplot" else {}
         method = entry.make(federation.setting, **options)
         model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
+        if not isinstance(model, nn.Module):
+            continue
         trunk = network if hasattr(model, "context") else fp.vit_trunk(network.visual)
         about = {"trunk": trunk, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
         try:
             fp.save_prompts(model, tmp_path / name, scale=20.0, **about)
             accepted.add(name)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             refused.append(str(error))
             continue
         loaded = fp.load_prompts(tmp_path / name, weights=weights)

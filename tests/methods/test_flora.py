@@ -63,4 +63,4 @@ def test_no_ranks_and_one_rank_without_a_sequence_are_refused():
 
 def test_a_codec_that_leaves_numbers_out_is_refused_with_the_codecs_that_do_not():
     with pytest.raises(ValueError, match=r"for a method of the gallery use float16\(\) or int8"):
-        fp.coded(flora(vit_federation()), fp.codecs.top_k(fraction=0.1))
+        fp.rounds.coded(flora(vit_federation()), fp.codecs.top_k(fraction=0.1))
