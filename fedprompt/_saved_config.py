@@ -20,13 +20,13 @@ def _is_size(value: object, least: int = 1) -> bool:
     return type(value) is int and least <= value < _LARGEST
 
 
-def _is_factor(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value < math.inf  # type: ignore[operator]
+def _is_factor(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
-def _are_layers(value: object) -> bool:
+def _are_layers(value: Any) -> bool:
     fits = isinstance(value, list) and all(_is_size(layer, 0) for layer in value)
-    return fits and 0 < len({*value}) == len(value)  # type: ignore[misc]
+    return fits and 0 < len({*value}) == len(value)
 
 
 def _are_texts(value: object) -> bool:
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise check.wrong("folder", f"have a file {CONFIG}, as save_prompts writes it", str(folder))
     try:
-        config = json.loads(path.read_bytes())
+        config: dict[str, Any] = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"`{path}` must be JSON: {type(error).__name__}: {error}.") from error
     found = config.get("format") if isinstance(config, dict) else check.kind(config)

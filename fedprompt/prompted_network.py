@@ -116,7 +116,7 @@ def check_reproduced(
 ) -> None:
     """Require that a folder can be loaded, and then predicts as the module does, if it can."""
     context = "context" in parts
-    network = backbone if context else getattr(backbone, "model", None)
+    network: Any = backbone if context else getattr(backbone, "model", None)
     check_network(config["model"], network, libraries=["open_clip"] if context else None)
     if type(module) in _TYPES or type(module).forward is nn.Module.forward:
         return
@@ -179,7 +179,8 @@ def rebuilt(
     with check.located(str(folder / CONFIG)):
         parsed(config["model"], config["arguments"])
     parts = {name: kind(**config[name]) for name, kind in _PARTS.items() if name in config}
-    network = named_network(config["model"], config["arguments"], weights)
+    with check.located(str(folder)):
+        network = named_network(config["model"], config["arguments"], weights)
     moved = nn.ModuleDict(parts).to(device)
     return PromptedNetwork(network.to(device), moved, config)
 

@@ -252,7 +252,7 @@ def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
         path.write_text(text)
         with pytest.raises(ValueError, match=re.escape(message)) as refused:
             fp.load_prompts(folder, weights=weights)
-        assert "config.json" in str(refused.value) or "`model`" in message
+        assert str(folder) in str(refused.value)
 
 
 def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
@@ -265,7 +265,7 @@ def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
         "nothere.pth": "must be a file that exists",
         "pets": "must be a file that exists",
     }.items():
-        with pytest.raises(ValueError, match=f"^`weights` {message}"):
+        with pytest.raises(ValueError, match=f"pets: `weights` {message}"):
             fp.load_prompts(folder, weights=tmp_path / name)
 
 
@@ -297,12 +297,14 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         options = {"num_contexts": 1} if name == "fedplot" else {}
         method = entry.make(federation.setting, **options)
         model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
+        if not isinstance(model, nn.Module):
+            continue
         trunk = network if hasattr(model, "context") else fp.vit_trunk(network.visual)
         about = {"trunk": trunk, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
         try:
             fp.save_prompts(model, tmp_path / name, scale=20.0, **about)
             accepted.add(name)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             refused.append(str(error))
             continue
         loaded = fp.load_prompts(tmp_path / name, weights=weights)

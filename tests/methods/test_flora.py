@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import fedprompt as fp
 from fedprompt.methods import flora
 from low_rank import ONE_ROUND, RATE, initial, mean, trained
 from tiny_federations import last, vit_federation
@@ -58,3 +59,8 @@ def test_no_ranks_and_one_rank_without_a_sequence_are_refused():
         flora(vit_federation(), ranks=2)
     with pytest.raises(ValueError, match=r"`ranks` must have at least one rank; got \(\)"):
         flora(vit_federation(), ranks=())
+
+
+def test_a_codec_that_leaves_numbers_out_is_refused_with_the_codecs_that_do_not():
+    with pytest.raises(ValueError, match=r"for a method of the gallery use float16\(\) or int8"):
+        fp.rounds.coded(flora(vit_federation()), fp.codecs.top_k(fraction=0.1))
