@@ -166,7 +166,7 @@ def verify_settings(args: argparse.Namespace) -> None:
     task = tasks.TASKS[args.task]
     partitions = list(task.partitions)
     for partition in named("partitions", args.partitions or partitions[0], partitions):
-        row = chosen(args, task, partition)[0][0]
+        row = chosen(args, task, partition)[0]
         verify.climb(verify.Case(args.task, partition, row, machine_of(args)))
 
 

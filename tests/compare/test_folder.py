@@ -438,7 +438,7 @@ def test_without_matplotlib_a_run_ends_with_its_tables(tmp_path, monkeypatch):
     at = {"task": "own", "partition": "", "trial": None, "values": {}, "seed": 0, "backward": 1}
     found = [at | {"row": "A", "own": 0.5, "full": 0.5, "worst": 0.5}]
     said = compare.Results(problem, found).save(tmp_path)
-    assert said.endswith("The picture needs matplotlib: pip install 'fedprompt[compare]'.")
+    assert said.endswith("The picture needs matplotlib: pip install 'fedprompt[compare]'")
     assert (tmp_path / "table.md").exists()
 
 

@@ -176,6 +176,7 @@ def test_the_program_stops_with_one_line(folder, capsys):
     ):
         with pytest.raises(SystemExit) as stop:
             compare.main(arguments)
-        (line,) = capsys.readouterr().err.splitlines()
+        *bars, line = capsys.readouterr().err.splitlines()
+        assert all("Decoding" in bar for bar in bars if bar)
         assert stop.value.code == 2
         assert line.startswith(f"compare.py: {message}")
