@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from functools import partial
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy import stats
 import compare
 import fedprompt as fp
 import private
-from fedprompt.compare import cells, records, tables
+from fedprompt.compare import cells, records, rows, tables
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.hyperparameters import TUNING_SEED
 from fedprompt.compare.rows import Row
@@ -288,3 +289,13 @@ def test_bytes_may_differ_by_a_hundredth_between_processors_and_trained_numbers_
     again = record | {"processor": "B", "trained": 1001, "bytes_up": 401.0}
     found = pages.differences(record, again, TASKS["mnist"])
     assert found == ["bytes_up 396.8, now 401.0", "trained 1000, now 1001"]
+
+
+@pytest.mark.parametrize("name", sorted(RECORDED & {*TASKS}))
+def test_methods_still_take_the_values_of_their_records(name):
+    """A record with the old name of an argument could not be run again."""
+    args = compare.flags().parse_args(["--records", str(compare.RECORDS)])
+    for cell, record in compare.recorded(name, args):
+        if TASKS[name].method is rows.plain_method:
+            known = {*signature(cell.row.entry.make).parameters, rows.HEAD_RATE}
+            assert set(record["values"]) <= known, record
