@@ -65,7 +65,8 @@ def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
     """Return a table of numbers in [0, 1], in float64 on the CPU."""
     matrix = table(argument, tensor, shape)
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
-    check.nothing(matrix[~inside].tolist(), argument, "lie in [0, 1]")
+    if not bool(inside.all()):
+        raise check.wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 

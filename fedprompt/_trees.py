@@ -81,8 +81,9 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
         parts = [part(child, f"[{position}]") for position, child in enumerate(thing)]
         return {type(thing).__name__: parts}
     if type(thing) in (dict, OrderedDict):
-        for key in thing:
-            check.typed(type(key) in (str, int), where, "have strings and integers as keys", key)
+        if strange := [key for key in thing if type(key) not in (str, int)]:
+            rule = "have strings and integers as keys"
+            raise check.wrong_type(where, rule, check.kind(strange[0]))
         return {"dict": [[key, part(child, f"[{key!r}]")] for key, child in thing.items()]}
     rule = "be a dict, list, tuple, Weighted, dense tensor, string, number, boolean or None"
     raise check.wrong_type(where, rule, check.kind(thing))

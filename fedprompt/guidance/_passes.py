@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 
 from fedprompt._random_streams import RandomStreams
 from fedprompt._threads import PROCESS_STATE, replacing
-from fedprompt.guidance._forward_rules import Function
 
 Result = TypeVar("Result")
 
@@ -118,7 +117,11 @@ class ReplayableAttention(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, func: Function, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
         dropout = 0.0

@@ -31,6 +31,8 @@ _Pair = tuple[Tensor, Tensor]
 _Gradients = dict[str, Tensor]
 _BatchLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(guided, logits, labels) -> a scalar."""
+_Step = tuple[Parameters, Callable[[_Gradients], _Gradients]]
+"""(parameters after the step, function from their gradients to those of the step's gradients)."""
 
 
 def guide_gradient(
@@ -126,28 +128,21 @@ def guide_gradient(
     rows = rows._replace(table=rows.table.detach())
     study_batches = _batches_of("study", study, len(rows.table))
     quiz_batches = _batches_of("quiz", quiz, len(rows.table))
-
-    def quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        check_outputs(guided, logits, len(labels), rows.table)
-        return label_loss(logits, labels)
-
-    def study_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        value = quiz_loss(guided, logits, labels)
-        rule = "compute its guided output from a trainable parameter"
-        got = "an output without a gradient, which no guide can move"
-        check.require(guided.requires_grad, "model", rule, got)
-        return value + guide_weight * guide_loss(guided, labels, rows, loss)
-
+    study_loss = partial(_study_loss, rows=rows, guide_weight=guide_weight, loss=loss)
     inputs = [images for images, _ in study_batches + quiz_batches]
     with _passes.passes_alone(model, inputs) as passes:
         parameters = passes.parameters()
         check.some("model", parameters, "have a parameter that requires gradients")
-        mean_gradient = partial(_mean_gradient, passes)
-        studied, gradients = mean_gradient("study", study_batches, parameters, study_loss)
-        leaves, stepped = _take(update or _descend, parameters, gradients, learning_rate)
-        _, slope = mean_gradient("quiz", quiz_batches, stepped, quiz_loss)
+        mean_gradient = partial(_mean_gradient, passes, rows.table)
+        studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
+        arguments = parameters, gradients, learning_rate
+        stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
+        _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
         _check_used(parameters, gradients.keys() | slope.keys())
-        direction = _pulled_back(slope, stepped, leaves)
+        pulled = pull_back(slope)
+        direction = {
+            name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
+        }
         value = torch.zeros_like(rows.table)
         for batch in studied:
             tangent = method(_repeat(passes, batch), parameters, direction)
@@ -173,8 +168,33 @@ def _check_used(parameters: Mapping[str, Tensor], used: Container[str]) -> None:
     check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
 
 
+def _study_loss(
+    guided: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    rows: Guides,
+    guide_weight: float,
+    loss: GuideLoss,
+) -> Tensor:
+    rule = "compute its guided output from a trainable parameter"
+    got = "an output without a gradient, which no guide can move"
+    check.require(guided.requires_grad, "model", rule, got)
+    return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
+
+
+def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    return label_loss(logits, labels)
+
+
 def _mean_gradient(
-    passes: Passes, argument: str, batches: list[_Pair], parameters: Parameters, loss: _BatchLoss
+    passes: Passes,
+    table: Tensor,
+    argument: str,
+    batches: list[_Pair],
+    parameters: Mapping[str, Tensor],
+    *,
+    loss: _BatchLoss,
 ) -> tuple[list[_Studied], _Gradients]:
     """Differentiate the mean loss over batches, with one batch in memory at a time.
 
@@ -188,6 +208,7 @@ def _mean_gradient(
 
         def gradient(outputs: Any, labels: Tensor = labels) -> tuple[Tensor, tuple[Any, ...]]:
             guided, logits = _pair_of(outputs)
+            check_outputs(guided, logits, len(labels), table)
             value = loss(guided, logits, labels) / len(batches)
             gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
             return guided.detach(), gradients
@@ -202,17 +223,23 @@ def _mean_gradient(
     return done, total
 
 
-def _descend(
-    parameters: Parameters, gradients: Parameters, *, learning_rate: float
-) -> dict[str, Tensor]:
-    """Take one step of plain gradient descent."""
-    return {name: value - learning_rate * gradients[name] for name, value in parameters.items()}
+def _descend(parameters: Parameters, gradients: _Gradients, learning_rate: float) -> _Step:
+    """Take one step of plain gradient descent. Its pull-back is a multiplication."""
+    stepped = {
+        name: value - learning_rate * gradients[name] if name in gradients else value
+        for name, value in parameters.items()
+    }
+
+    def pull_back(slope: _Gradients) -> _Gradients:
+        return {name: value.mul_(-learning_rate) for name, value in slope.items()}
+
+    return stepped, pull_back
 
 
 def _take(
     update: GuideUpdate, parameters: Parameters, gradients: _Gradients, learning_rate: float
-) -> tuple[_Gradients, Parameters]:
-    """Take a step from gradients that are leaves of its graph; return them and the parameters."""
+) -> _Step:
+    """Take a user's step. Its pull-back is a backward pass through the step."""
     leaves = {
         name: gradients.get(name, torch.zeros_like(value)).requires_grad_()
         for name, value in parameters.items()
@@ -220,16 +247,15 @@ def _take(
     with torch.enable_grad():
         stepped = update(parameters, leaves, learning_rate=learning_rate)
     _check_stepped(stepped, parameters)
-    return leaves, stepped
 
+    def pull_back(slope: _Gradients) -> _Gradients:
+        moved = [name for name in slope if stepped[name].requires_grad]
+        outputs = [stepped[name] for name in moved]
+        slopes = [slope[name] for name in moved]
+        pulled = torch.autograd.grad(outputs, list(leaves.values()), slopes, allow_unused=True)
+        return {name: new for name, new in zip(leaves, pulled, strict=True) if new is not None}
 
-def _pulled_back(slope: _Gradients, stepped: Parameters, leaves: _Gradients) -> _Gradients:
-    """Return the gradient in the leaves, by a backward pass through the step."""
-    moved = [name for name in slope if stepped[name].requires_grad]
-    outputs, slopes = [stepped[name] for name in moved], [slope[name] for name in moved]
-    inputs = list(leaves.values())
-    pulled = torch.autograd.grad(outputs, inputs, slopes, materialize_grads=True)
-    return dict(zip(leaves, pulled, strict=True))
+    return stepped, pull_back
 
 
 def _repeat(passes: Passes, batch: _Studied) -> Evaluate:
@@ -277,12 +303,13 @@ def _batches_of(argument: str, batches: Any, num_classes: int) -> list[_Pair]:
     """Require one pair (images, labels) or several, none empty, and return a list."""
     fits = isinstance(batches, Sequence) and not isinstance(batches, str)
     check.typed(fits, argument, "be a pair (images, labels) or a sequence of pairs", batches)
-    single = len(batches) == 2 and not isinstance(batches[0], Sequence)
-    named = {argument: batches}
-    if not single:
-        named = {f"{argument}[{position}]": batch for position, batch in enumerate(batches)}
-    check.some(argument, named, "contain at least one batch")
-    return [_batch_of(name, batch, num_classes) for name, batch in named.items()]
+    if len(batches) == 2 and not isinstance(batches[0], Sequence):
+        return [_batch_of(argument, batches, num_classes)]
+    check.some(argument, batches, "contain at least one batch")
+    return [
+        _batch_of(f"{argument}[{position}]", batch, num_classes)
+        for position, batch in enumerate(batches)
+    ]
 
 
 def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.fedhe import distilled_client
+from fedprompt.guidance import guided_loss
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
+from fedprompt.methods.steps import take_step
 
 
 def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -36,9 +37,21 @@ def feddistill(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
 ) -> fp.Method:
     """FedDistill."""
-    unknown = setting.unknown_rows(setting.num_classes)
+    classes = setting.num_classes
+    unknown = setting.unknown_rows(classes)
     guide = {"guide_weight": distillation_weight, "loss": _soft_cross_entropy}
-    train = distilled_client(setting, learning_rate, **guide)
+
+    def train(data, answer, state):
+        model = setting.model(data.id, state)
+        optimizer = data.optimizer(model, learning_rate)
+        means = [unknown]
+        for images, labels in data.batches():
+            logits = model(images)
+            loss = guided_loss(logits, logits, labels, answer["logits"], **guide)
+            take_step(optimizer, loss)
+            logits = logits.detach().to(unknown.value)
+            means.append(fp.class_means(logits, labels, num_classes=classes))
+        return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def answer(client, state):
         others = [state[other] for other in sorted(state, key=int) if other != str(client)]

@@ -15,14 +15,10 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 (2026-11).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import broadcast, take_step
 
 
@@ -31,8 +27,21 @@ def fedhe(
     setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
 ) -> fp.Method:
     """FedHe."""
-    unknown = setting.unknown_rows(setting.num_classes)
-    train = distilled_client(setting, learning_rate, guide_weight=distillation_weight)
+    classes = setting.num_classes
+    unknown = setting.unknown_rows(classes)
+
+    def train(data, answer, state):
+        model = setting.model(data.id, state)
+        teacher = answer["logits"]
+        optimizer = data.optimizer(model, learning_rate)
+        means = [unknown]
+        for images, labels in data.batches():
+            logits = model(images)
+            loss = guided_loss(logits, logits, labels, teacher, guide_weight=distillation_weight)
+            take_step(optimizer, loss)
+            logits = logits.detach().to(unknown.value)
+            means.append(fp.class_means(logits, labels, num_classes=classes))
+        return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
 
     def step(server_round, payloads, state):
         means = [payload["logits"] for payload in payloads.values()]
@@ -42,30 +51,3 @@ def fedhe(
     first = {"logits": unknown}
     server = fp.Server(first, broadcast, step)
     return fp.Method(train, server, setting.private_model, form=lambda client: first)
-
-
-def distilled_client(
-    setting: VitSetting, learning_rate: float, **guide: Any
-) -> Callable[[ClientData, Any, Any], Any]:
-    """Make the client, which learns from a teacher's logits and sends the means of its own.
-
-    Args:
-        setting: Setting whose clients have models of their own.
-        learning_rate: Learning rate of the optimizer of the setting.
-        guide: Options of :func:`fedprompt.guidance.guided_loss`.
-    """
-    unknown = setting.unknown_rows(setting.num_classes)
-
-    def train(data: ClientData, answer: Any, state: Any) -> Any:
-        model = setting.model(data.id, state)
-        optimizer = data.optimizer(model, learning_rate)
-        means = [unknown]
-        for images, labels in data.batches():
-            logits = model(images)
-            loss = guided_loss(logits, logits, labels, answer["logits"], **guide)
-            take_step(optimizer, loss)
-            logits = logits.detach().to(unknown.value)
-            means.append(fp.class_means(logits, labels, num_classes=setting.num_classes))
-        return {"logits": fp.weighted_mean(means)}, fp.snapshot(model, buffers=True)
-
-    return train

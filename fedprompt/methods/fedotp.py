@@ -30,7 +30,7 @@ import fedprompt as fp
 from fedprompt.interfaces import ContextLearner, PatchMatcher, TransportScore, TransportSolver
 from fedprompt.methods.models import ClipModel, ClipSetting, check_logits, replace_contexts
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.steps import averaged, partly_averaged, take_step
+from fedprompt.methods.steps import averaged, take_step
 
 __all__ = ["fedotp", "fedotp_average", "fedotp_classical", "two_contexts"]
 
@@ -114,15 +114,18 @@ class _TwoContexts(ClipModel):
 
 def two_contexts(model: nn.Module, learning_rate: float, *, local: bool = False) -> fp.Method:
     """Make the method for a classifier with a part "shared" and a part "private"."""
-    if not local:
-        return partly_averaged(model, learning_rate, shared=["shared"], private=["private"])
     first = fp.snapshot(model)
 
     def train(data, answer, state):
-        fp.load_values(model, {**first, **state})
+        fp.load_values(model, {**first, **answer, **state})
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
             take_step(optimizer, F.cross_entropy(model(tokens), labels))
-        return {}, fp.snapshot(model)
+        if local:
+            return {}, fp.snapshot(model)
+        payload = fp.collect(model, weight=data.num_examples, only=["shared"])
+        return payload, fp.snapshot(model, only=["private"])
 
+    if not local:
+        return averaged(model, train, shared=["shared"])
     return averaged(model, train, server=fp.averaging_server({}))._replace(form=lambda client: {})

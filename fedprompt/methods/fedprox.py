@@ -13,8 +13,8 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
-from fedprompt.methods.setting import Setting
 from fedprompt.methods.steps import averaged, take_step
 
 
@@ -22,7 +22,7 @@ from fedprompt.methods.steps import averaged, take_step
     "FedProx", families=("one model",), search=LEARNING_RATE | {"proximal_weight": (1e-3, 1.0)}
 )
 def fedprox(
-    setting: Setting, *, learning_rate: float = 1e-2, proximal_weight: float = 1e-2
+    setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 1e-2
 ) -> fp.Method:
     """FedProx."""
     model = setting.new_model()

@@ -23,10 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.fedproto import fedproto
+from fedprompt.guidance import guided_loss
+from fedprompt.methods.fedproto import NearestPrototype
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
-from fedprompt.methods.steps import adam_steps, known_rows
+from fedprompt.methods.steps import adam_steps, known_rows, prototypes, take_step
 
 
 def _new_network(classes: int, dim: int) -> nn.Sequential:
@@ -95,6 +96,20 @@ def fedtgp(
     dim = setting.new_model(0).head.in_features
     network = setting.seeded(_new_network, setting.num_classes, dim)
     unknown = setting.unknown_rows(dim)
+
+    def train(data, answer, state):
+        model = setting.model(data.id, state)
+        guide = answer["prototypes"]
+        optimizer = data.optimizer(model, learning_rate)
+        for images, labels in data.batches():
+            features = model.features(images)
+            logits = model.head(features)
+            loss = guided_loss(features, logits, labels, guide, guide_weight=prototype_weight)
+            take_step(optimizer, loss)
+        return {"prototypes": prototypes(model, data)}, fp.snapshot(model, buffers=True)
+
+    def predict(data, answer, state):
+        return NearestPrototype(setting.model(data.id, state), answer["prototypes"])
+
     server = _server(network, unknown, threshold, server_rate, server_steps)
-    rates = {"learning_rate": learning_rate, "prototype_weight": prototype_weight}
-    return fedproto(setting, **rates)._replace(server=server)
+    return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})

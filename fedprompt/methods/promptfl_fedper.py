@@ -15,13 +15,14 @@ Compared: PanBikang/PromptFolio 8f729aa, which has this baseline, float64, large
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.methods.models import ClipSetting, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.steps import partly_averaged
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Halves(nn.Module):
@@ -42,5 +43,14 @@ class _Halves(nn.Module):
 def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + FedPer."""
     model = PromptedClassifier(setting, _Halves(setting.new_context()()[0]))
-    halves = {"shared": ["context.shared"], "private": ["context.private"]}
-    return partly_averaged(model, learning_rate, **halves)
+    first = fp.snapshot(model)
+
+    def train(data, answer, state):
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
+        payload = fp.collect(model, weight=data.num_examples, only=["context.shared"])
+        return payload, fp.snapshot(model, only=["context.private"])
+
+    return averaged(model, train, shared=["context.shared"])

@@ -11,10 +11,12 @@ Deviations: clients take equal numbers of steps, so the stragglers of FedProx do
 Compared: equations of the paper, float64, largest difference 6.9e-15 (2026-11).
 """
 
+import torch.nn.functional as F
+
 import fedprompt as fp
-from fedprompt.methods.fedprox import fedprox
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register(
@@ -26,4 +28,15 @@ def promptfl_fedprox(
     setting: ClipSetting, *, learning_rate: float = 5e-3, proximal_weight: float = 0.1
 ) -> fp.Method:
     """PromptFL + FedProx."""
-    return fedprox(setting, learning_rate=learning_rate, proximal_weight=proximal_weight)
+    model = setting.new_model()
+
+    def train(data, answer, state):
+        fp.load_values(model, answer)
+        optimizer = data.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            loss = F.cross_entropy(model(tokens), labels)
+            loss = loss + proximal_weight * fp.proximal_loss(model, answer)
+            take_step(optimizer, loss)
+        return fp.collect(model, weight=data.num_examples), state
+
+    return averaged(model, train)

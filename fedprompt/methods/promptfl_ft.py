@@ -14,20 +14,24 @@ Compared: equations of the papers, with the deviations above, float64, largest d
 (2026-11).
 """
 
+import torch.nn.functional as F
+
 import fedprompt as fp
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.steps import averaged, fedavg_client
+from fedprompt.methods.steps import averaged, take_step
 
 
 @register("PromptFL + fine-tuning", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def promptfl_ft(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + fine-tuning."""
     model = setting.new_model()
-    client = fedavg_client(model, learning_rate)
 
     def train(data, answer, state):
-        payload, _ = client(data, answer, state)
-        return payload, fp.snapshot(model)
+        fp.load_values(model, answer)
+        optimizer = data.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
+        return fp.collect(model, weight=data.num_examples), fp.snapshot(model)
 
     return averaged(model, train)

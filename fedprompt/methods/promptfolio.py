@@ -18,7 +18,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.models import ClipModel, ClipSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, register
-from fedprompt.methods.steps import partly_averaged
+from fedprompt.methods.steps import averaged, take_step
 
 
 class _Portfolio(ClipModel):
@@ -51,4 +51,14 @@ def promptfolio(
 ) -> fp.Method:
     """PromptFolio."""
     model = _Portfolio(setting, private_share)
-    return partly_averaged(model, learning_rate, shared=["shared"], private=["private"])
+    first = fp.snapshot(model)
+
+    def train(data, answer, state):
+        fp.load_values(model, {**first, **answer, **state})
+        optimizer = data.optimizer(model, learning_rate)
+        for tokens, labels in data.batches():
+            take_step(optimizer, F.cross_entropy(model(tokens), labels))
+        payload = fp.collect(model, weight=data.num_examples, only=["shared"])
+        return payload, fp.snapshot(model, only=["private"])
+
+    return averaged(model, train, shared=["shared"])

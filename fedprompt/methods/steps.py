@@ -85,30 +85,6 @@ def fedavg_client(
     return train
 
 
-def partly_averaged(
-    model: nn.Module, learning_rate: float, *, shared: Sequence[str], private: Sequence[str]
-) -> fp.Method:
-    """Make the method of FedPer: clients train one model, share some parts, and keep others.
-
-    Args:
-        model: Model of all clients, with the initial values.
-        learning_rate: Learning rate of the optimizer of the setting.
-        shared: Names or dotted prefixes of the parameters in payloads.
-        private: Names or dotted prefixes of the parameters in the states of clients.
-    """
-    first = fp.snapshot(model)
-
-    def train(data: ClientData, answer: Any, state: Any) -> Any:
-        fp.load_values(model, {**first, **answer, **state})
-        optimizer = data.optimizer(model, learning_rate)
-        for inputs, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(inputs), labels))
-        payload = fp.collect(model, weight=data.num_examples, only=shared)
-        return payload, fp.snapshot(model, only=private)
-
-    return averaged(model, train, shared=shared)
-
-
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """Take a step of an optimizer along the gradient of a loss.
 

@@ -177,8 +177,16 @@ def _by_chunks(problem: Problem, solve: Callable[[Problem], Solution]) -> Soluti
     parts = list(problem.chunks())
     if len(parts) <= 1:
         return solve(problem)
-    fields: Any = zip(*(solve(problem.take(part)) for part in parts), strict=True)
-    return Solution._make(None if found[0] is None else torch.cat(found) for found in fields)
+    plan = torch.empty_like(problem.cost)
+    duals = torch.empty_like(problem.b)
+    error = plan.new_empty(len(plan))
+    iterations = torch.empty(len(plan), dtype=torch.int64, device=plan.device)
+    for part in parts:
+        solution = solve(problem.take(part))
+        plan[part], error[part], iterations[part] = solution[:3]
+        if solution.duals is not None:
+            duals[part] = solution.duals
+    return Solution(plan, error, iterations, None if solution.duals is None else duals)
 
 
 def violation(plan: Tensor, problem: Problem) -> Tensor:

@@ -51,11 +51,10 @@ LONGER = {"fedkd": 90, "dpfpl": 70, "trip": 76, "fedhpl": 90, "sgpt": 91, "fedl2
 """Lines of FedKD, DP-FPL, TRIP, and of papers whose every axis is an argument."""
 
 EXTENDS = {
-    "coop": "local", "feddistill": "fedhe", "fedivlp": "fedmaple", "flora": "fedex_lora",
-    "fedmvp": "fedmaple", "fedtgp": "fedproto", "promptfl_fedamp": "fedamp",
-    "promptfl_fedprox": "fedprox", "promptsrc": "fedivlp",
+    "fedivlp": "fedmaple", "flora": "fedex_lora", "fedmvp": "fedmaple", "fedtgp": "fedproto",
+    "promptfl_fedamp": "fedamp", "promptsrc": "fedivlp",
 }  # fmt: skip
-"""Method from which a file takes a class, a client, a server, or all of it."""
+"""Method from which a file takes a class or a server."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

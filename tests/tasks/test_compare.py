@@ -155,11 +155,11 @@ def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--methods", "nothing"], "`--methods` must name local, ditto, "),
+        (["--methods", "nothing"], "`--methods` must name ditto, "),
         (["--methods", "local,local"], "`--methods` must name each once; got 'local' twice."),
         (["--partitions", "iid"], "`--partitions` must name dirichlet, domains, few; got 'iid'."),
         (["--methods", "none.py:f"], "`--methods` must name an existing Python file; got none.py."),
-        (["--rows", "FedAvg"], "`--rows` must name Local training, Ditto, "),
+        (["--rows", "FedAvg"], "`--rows` must name Ditto, "),
         (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
         (["--check", "-1"], "argument --check: must be at least 1; got -1"),
         (["--tables", "--records", "none"], "`--records` must be a folder of records; got none."),
