@@ -1,6 +1,6 @@
 """Training alone: the reference of every table, with as many passes as a method takes."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.compare.rows import FURTHER, Row
 from fedprompt.interfaces import Method
-from fedprompt.methods import METHODS, ClientData, Entry, Setting, local
+from fedprompt.methods import METHODS, ClientData, Entry, Setting
 from fedprompt.methods.registry import LEARNING_RATE
 from fedprompt.methods.steps import take_step
 
@@ -29,8 +29,8 @@ def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> 
         train(model, data, learning_rate, times)
         return {}, fp.snapshot(model, buffers=True)
 
-    method: Method = local(cast(Any, setting), learning_rate=learning_rate)
-    return method._replace(client=client)
+    server = fp.averaging_server({})
+    return fp.Method(client, server, setting.private_model, form=lambda client: {})
 
 
 TITLES = ["Training alone", *(f"Training alone, {times} times as long" for times in range(2, 100))]
