@@ -1,6 +1,6 @@
 """Training alone: the reference of every table, with as many passes as a method takes."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.compare.rows import FURTHER, Row
 from fedprompt.interfaces import Method
-from fedprompt.methods import METHODS, ClientData, Entry, Setting
+from fedprompt.methods import METHODS, ClientData, ClipSetting, Entry, Setting, coop, local
 from fedprompt.methods.registry import LEARNING_RATE
 from fedprompt.methods.steps import take_step
 
@@ -29,8 +29,9 @@ def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> 
         train(model, data, learning_rate, times)
         return {}, fp.snapshot(model, buffers=True)
 
-    server = fp.averaging_server({})
-    return fp.Method(client, server, setting.private_model, form=lambda client: {})
+    if isinstance(setting, ClipSetting):
+        return coop(setting, learning_rate=learning_rate)._replace(client=client)
+    return local(cast(Any, setting), learning_rate=learning_rate)._replace(client=client)
 
 
 TITLES = ["Training alone", *(f"Training alone, {times} times as long" for times in range(2, 100))]
