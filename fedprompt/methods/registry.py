@@ -137,6 +137,7 @@ def register(
 
     A hyperparameter whose default is a number must be a number in the range of its name, such as
     "rank" or "server_rate" (`RANGES`), or of the last word of its name. A piece must be a function.
+    If you run a cell of a notebook again, its function takes the place of the former one.
 
     Args:
         title: Name in tables.
@@ -146,8 +147,8 @@ def register(
         inputs: "images" if it needs images in place of the tokens of CLIP.
 
     Raises:
-        ValueError: If `search` has a hyperparameter that the function does not have, or another
-            method has the same name.
+        ValueError: If `search` has a hyperparameter that the function does not have, or a
+            method of another module has the same name.
 
     Example:
         >>> from fedprompt.methods import METHODS, fedprox, register
@@ -181,7 +182,9 @@ def register(
             check.instance(name, made, Method, "return a Method")
             return made._replace(predict=Prediction(made.predict, checked, arguments, given))
 
-        check.require(name not in METHODS, "name", "be new among the methods", repr(name))
+        before = METHODS[name].make if name in METHODS else make
+        again = (before.__module__, before.__qualname__) == (make.__module__, make.__qualname__)
+        check.require(again, "name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
         return cast(_Make, checked)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedprompt.methods import METHODS, fedprox, register
+from fedprompt.methods import METHODS, register, registry
 from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(inspect.unwrap(method.make))) for method in METHODS.values()})
@@ -132,10 +132,23 @@ def parameters_equal(first, second):
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+def test_a_cell_that_runs_again_replaces_its_method(monkeypatch):
+    monkeypatch.setattr(registry, "METHODS", dict(METHODS))
+    for title in ("First", "Second"):
+
+        @register(title, families=["one model"])
+        def edited(setting): ...
+
+    assert registry.METHODS["edited"].title == "Second"
+
+
 @pytest.mark.bad_input
 def test_a_known_name_and_a_text_in_place_of_names_are_refused():
+    def another(setting): ...
+
+    another.__name__ = "fedprox"
     with pytest.raises(ValueError, match="`name` must be new among the methods; got 'fedprox'"):
-        register("FedProx", families=["one model"])(fedprox)
+        register("FedProx", families=["one model"])(another)
     with pytest.raises(TypeError, match="`families` must be a sequence of names of families; got"):
         register("FedProx", families="one model")
     with pytest.raises(TypeError, match="`traits` must be a sequence of names of traits; got"):
