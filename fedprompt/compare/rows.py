@@ -207,13 +207,22 @@ def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..
 
 
 def _import(name: str, path: Path, text: bytes) -> None:
-    """Import a file. Installed packages come before modules of its folder."""
+    """Import a file. Installed packages come before modules of its folder, and these before others.
+
+    Python has one module of a name, so one of the folder of another file is refused.
+    """
     module = ModuleType(name)
     module.__file__, sys.modules[name] = str(path), module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
-        exec(compile(text, str(path), "exec"), vars(module))
+        program = compile(text, str(path), "exec")
+        exec(program, vars(module))
+        folders = {source.parent for source, _ in SOURCES.values()} - {path.parent}
+        for stem in {each.stem for each in path.parent.glob("*.py")} & {*program.co_names}:
+            found = Path(getattr(sys.modules.get(stem), "__file__", None) or path)
+            if found.parent in folders:
+                raise ImportError(f"`{stem}` is that of {found.parent}; rename one of them")
         SOURCES[name] = path, text
     except (Exception, SystemExit) as error:
         del sys.modules[name]

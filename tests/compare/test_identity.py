@@ -1,6 +1,7 @@
 """Two settings or methods that differ do not share a key of records."""
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -136,3 +137,14 @@ def test_the_order_of_a_set_does_not_count():
         lambda x: x in {0, 8}, lambda x: x in {8, 0}, lambda x: x in {0, 9},
     )  # fmt: skip
     assert told(first) == told(second) != told(third)
+
+
+def test_files_of_two_folders_have_no_module_of_one_name(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper_of_both.py").write_text(f"NAME = {name!r}")
+        (tmp_path / name / "mine.py").write_text("from helper_of_both import NAME")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    rows.read_methods(tmp_path / "a" / "mine.py")
+    with pytest.raises(CompareError, match=r"b/mine.py cannot be imported: .*`helper_of_both` is "):
+        rows.read_methods(tmp_path / "b" / "mine.py")
