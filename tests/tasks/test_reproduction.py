@@ -35,13 +35,12 @@ CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
 COOP = ("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-coop")
 FREE = ("tiny-imagenet", *COOP)
 """Data sets that are written with as many classes as clients."""
-FAST = ("sgpt-2-office-caltech10", "fedl2g-2-htfe3")
 DEVICE = ("fedhpl-1-svhn-iid", "sgpt-4-cifar100-s10", "fedl2g-2-htfe2", "fedotp-1-dtd")
 SIDE = 6
 SERVER = fp.averaging_server({})
 
 
-def small(setting, root, rows):
+def small(setting, root, rows=None):
     """Shrink a setting to two rounds, small images and a tiny data set in `root`."""
     if setting.family == "networks" and rows is not None:
         setting = replace(setting, num_clients=5, cohort_size=5)
@@ -70,11 +69,10 @@ def run(setting, data, row, device="cpu"):
     return measure.run(method, trial, shared=shared, causes=causes)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_runs_from_files_to_its_figures(name, tmp_path):
-    setting, data = small(SETTINGS[name], tmp_path, 2 if name in FAST else None)
+    setting, data = small(SETTINGS[name], tmp_path)
     for row in setting.rows:
         found = run(setting, data, row)
         assert all(0 <= found[column] <= 1 for column in row.figures)

@@ -16,10 +16,10 @@ from tiny_backbones import tiny
 
 # Numbers and names of the fabricated files, as counted by hand.
 SIZES = {
-    "dtd-coop": {"train": 40, "test": 20, "first": "kind 000", "last": "kind 009"},
+    "dtd-coop": {"train": 20, "test": 10, "first": "kind 000", "last": "kind 009"},
     "cifar10": {"train": 200, "test": 20, "first": "kind 0", "last": "kind 9", "side": 32},
 }
-FILES = {"dtd-coop": {"train": 4, "test": 2, "classes": 10}, "cifar10": {"train": 20, "test": 2}}
+FILES = {"dtd-coop": {"train": 2, "test": 1, "classes": 10}, "cifar10": {"train": 20, "test": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,12 @@ def case(folder, read, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "partition", ["fedotp-1-dtd", "fedhpl-1-cifar10-iid", "fedl2g-1-cifar10-pathological"]
+    "partition",
+    [
+        "fedotp-1-dtd",
+        pytest.param("fedhpl-1-cifar10-iid", marks=pytest.mark.slow),
+        pytest.param("fedl2g-1-cifar10-pathological", marks=pytest.mark.slow),
+    ],
 )
 def test_a_right_set_up_passes_all_rungs(case, partition, capsys):
     verify.climb(case(partition, setting={"num_clients": 5, "cohort_size": 5}))
@@ -148,7 +153,13 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("title", "cause", "fault"), FAULTS)
+QUICK = {"sizes", "names", "frozen", "labels"}
+LATER = [pytest.param(*fault, marks=pytest.mark.slow) for fault in FAULTS if fault[0] not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("title", "cause", "fault"), [fault for fault in FAULTS if fault[0] in QUICK] + LATER
+)
 def test_a_planted_fault_stops_at_its_rung(case, title, cause, fault, capsys):
     made = case(**{name: value for name, value in fault.items() if name != "after"})
     fault.get("after", id)(made)
