@@ -28,13 +28,12 @@ from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
 from tasks import networks
-from tasks.core import Machine, Task, content, explained, task, trial
+from tasks.core import Machine, Task, content, divided, explained, task, trial
 from tasks.heads import HeadSetting
 from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
 from tasks.tuning import draws, two_rates
 
 IMAGE_SIZE = 56  # pixels
-ALPHA = 0.3
 CONTENT = content("photographs")
 RATES = CONTENT["rates"]
 """Range of the tuned learning rates for each kind of parameters and steps."""
@@ -61,8 +60,7 @@ class Division(NamedTuple):
         num_clients: Number of clients.
         num_newcomers: Number of clients that never train.
         num_images: Number of images. If None, those of `NUM_IMAGES`.
-        divide: Name of a function (classes, number of clients, generator) -> positions of each
-            client, in place of a division by domains or by Dirichlet.
+        divide: Arguments of :func:`tasks.core.divided` where clients have no domains.
         fixed: Method and values of further rows, which are not tuned, by their title.
     """
 
@@ -78,24 +76,10 @@ class Division(NamedTuple):
     num_clients: int = 12
     num_newcomers: int = 2
     num_images: int | None = None
-    divide: str | None = None
+    divide: Mapping[str, Any] = {"of": "dirichlet", "alpha": 0.3}
     fixed: Mapping[str, Sequence[Any]] = {}
 
 
-def six_hundred(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    """Divide classes by a Dirichlet distribution, at most 600 images a client."""
-    draw = {"alpha": 1.0, "min_size": len(cells) // count // 4, "generator": rng}
-    shards = fp.data.dirichlet(cells, num_clients=count, **draw)
-    return [rng.permutation(shard)[:600] for shard in shards]
-
-
-def two_classes(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    """Give each client at most 50 images of two classes."""
-    shards = fp.data.pathological(cells, count, classes_per_client=2, generator=rng)
-    return [rng.permutation(shard)[:50] for shard in shards]
-
-
-DIVIDE = {"six_hundred": six_hundred, "two_classes": two_classes}
 DIVISIONS = {name: Division(**fields) for name, fields in CONTENT["divisions"].items()}
 
 
@@ -130,7 +114,7 @@ def make(
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
     public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
-    shards = divided(division, train, num_classes, np.random.default_rng(seed))
+    shards = shards_of(division, train, num_classes, np.random.default_rng(seed))
     where = task, division.shifted, division.num_images
     trunks = [NETWORKS[name](where, machine) for name in division.networks]
     with torch.random.fork_rng(devices=[]):
@@ -179,16 +163,15 @@ def split(
     return data, train, test[:NUM_TEST]
 
 
-def divided(
+def shards_of(
     division: Division, train: Images, num_classes: int, rng: np.random.Generator
 ) -> Sequence[np.ndarray]:
-    """Divide training images over clients: by domains, by Dirichlet, or as the division says."""
-    cells, count = train.cells(num_classes), division.num_clients
-    if division.divide is not None:
-        return DIVIDE[division.divide](cells, count, rng)
-    if not division.shifted:  # the pairs of domain and class
-        draw = {"alpha": ALPHA, "min_size": len(cells) // count // 4, "generator": rng}
-        return fp.data.dirichlet(cells, num_clients=count, **draw)
+    """Divide training images over clients: by domains, or the pairs of domain and class."""
+    count = division.num_clients
+    if not division.shifted:
+        pairs = train._replace(labels=train.cells(num_classes))
+        mix = rng if "most" in division.divide else None
+        return divided(pairs, count=count, rng=rng, mix=mix, **division.divide)
     number = 1 + int(train.domains.max())
     shards = fp.data.by_domain(train.domains, count, generator=rng)
     clients = count // number  # of a domain; the domains of clients take turns
