@@ -17,20 +17,20 @@ from build_samples import digits_clip
 from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
+from fedprompt.compare.advice import advice
 from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk
-from fedprompt.methods import METHODS, ClipSetting, Setting
-from tasks.controls import CONTROLS
+from fedprompt.methods import ClipSetting, Setting
 from tasks.core import Machine, Task, divided, task, trial
-from tasks.heads import HeadSetting
-from tasks.tuning import draws, two_rates
+from tasks.tuning import HeadSetting, draws, rows_of, two_rates
 
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
 DIVISIONS = {
     "dirichlet": {"of": "dirichlet", "alpha": 0.3},
     "domains": {"of": "domains"},
+    "example": {"of": "domains"},
     "few": {"of": "iid", "most": 50},
 }
 SHIFTED = ("raw", "inverted", "rotated", "inverted_rotated", "noisy")
@@ -64,7 +64,7 @@ def make(
     build: Any, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
 ) -> Trial:
     """Divide the digits over clients, for a setting that `build` makes."""
-    shifted = partition == "domains"
+    shifted = partition in ("domains", "example")
     train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
     owned = divided(
         train, count=NUM_CLIENTS, rng=np.random.default_rng(seed), **DIVISIONS[partition]
@@ -139,8 +139,7 @@ def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
     """Make the task of all methods of a family."""
 
     def rows(partition: str) -> list[Row]:
-        methods = METHODS | CONTROLS
-        found = [Row.of(name) for name in methods if family in methods[name].families]
+        found = rows_of(family)
         return [*(found if family == "CLIP" else map(two_rates, found)), *fixed]
 
     def trials(partition: str, row: Row) -> list[dict[str, Any]]:
@@ -151,8 +150,23 @@ def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
     return made
 
 
+LOCAL = Row.of("local").title
+OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
+LORA = Row.of("fedlora", learning_rate=3e-3, rank=4)
+WHICH = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
+"""Which method when: the rows that decide, one of which is recommended."""
+
 TASKS = {
     "digits": task_of("digits", "one model", partial(vits, "S")),
     "networks": task_of("networks", "mixed models", partial(vits, "SBL")),
     "clip": task_of("clip", "CLIP", clip),
+    "which-when": task(
+        "which-when",
+        rows=lambda partition: WHICH,
+        make=partial(make, partial(vits, "S")),
+        trials=lambda partition, row: draws(
+            row, "which", (3e-4, 3e-2) if row.method == "fedlora" else None
+        ),
+        advice=partial(advice, references=[LOCAL], words="local training"),
+    ),
 }

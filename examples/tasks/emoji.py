@@ -20,10 +20,9 @@ from fedprompt.compare import experiments
 from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
-from fedprompt.methods import METHODS, ClipSetting
-from tasks.controls import CONTROLS
+from fedprompt.methods import ClipSetting
 from tasks.core import Machine, divided, task, trial
-from tasks.tuning import draws
+from tasks.tuning import draws, rows_of
 
 NUM_CLIENTS = 10
 FAMILIES = {
@@ -134,10 +133,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 def rows(partition: str) -> list[Row]:
     """Return all methods for CLIP, and the control rows."""
-    methods, left = METHODS | CONTROLS, OF_CLASSES if partition == "base-to-new" else ()
-    return [
-        Row.of(name) for name in methods if "CLIP" in methods[name].families and name not in left
-    ]
+    return rows_of("CLIP", *(OF_CLASSES if partition == "base-to-new" else ()))
 
 
 TASKS = {

@@ -18,12 +18,11 @@ from fedprompt.compare.trials import Trial
 from fedprompt.methods import METHODS, Setting
 from other_device import other_device
 from tasks import TASKS, papers, reproduction, sets
-from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine
 from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
-from tasks.reproduction import PaperVits
+from tasks.reproduction import SUPERCLASSES, PaperVits, cluster_accuracy, purity
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, tiny
 from tiny_federations import vit_federation
