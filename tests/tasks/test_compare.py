@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +70,7 @@ def test_a_private_step_takes_clipped_gradients():
     torch.testing.assert_close(model.weight.grad, 3 * 0.5 / 2 * torch.tensor([[0.6, 0.8]]))
 
 
+@cache
 def recorded(name):
     task = TASKS[name.removesuffix("-defaults")]
     return [*cells.load(compare.RECORDS / f"{name}.jsonl", task).values()]

@@ -300,7 +300,8 @@ def test_rows_without_prompts_train_the_late_blocks_in_float32_and_a_head(monkey
     monkeypatch.setattr(photos, "front", cache(photos.front.__wrapped__))
     trial = made("mnist", "deep-domains")
     data = trial.federation.data
-    for row in photos.TUNED:
+    rows = {row.method: row for row in photos.TUNED if row.method != "lora_thrice"}
+    for row in rows.values():  # one rank, and once as long, of LoRA
         method = row.entry.make(trial.setting, **row.values)
         *_, now = fp.run_rounds(method, data, trial.setting.cohorts())
         values = now.server["values"] or next(iter(now.clients.values()))  # without messages
