@@ -57,6 +57,7 @@ def test_shots_are_images_of_a_class_of_all_clients_together(shots):
 
 
 def test_new_classes_are_tests_only():
+    assert not {row.method for row in emoji.rows("base-to-new")} & {*emoji.OF_CLASSES}
     trial = made("base-to-new")
     new = trial.further["new"]
     assert [*trial.setting.class_names, *new.class_names] == list(samples.CLASS_NAMES)

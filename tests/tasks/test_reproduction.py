@@ -118,6 +118,17 @@ def test_a_trial_has_the_recipe_of_its_setting():
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
     assert made.augment is flipped
+    model, pixels = made.new_model(0).eval(), data.train.pixels[:2]
+    assert torch.equal(model(pixels), model(pixels.float()))  # the trunk prepares stored images
+
+
+def test_networks_from_scratch_have_features_of_the_width_of_the_setting():
+    setting = replace(SETTINGS["fedl2g-2-htfe3"], image_size=32, num_clients=3, cohort_size=3)
+    data = ImageSet("cifar10", images(300), images(30), tuple("0123456789"))
+    made = reproduction.divided(setting, data, setting.rows[-1], 0, Machine(), tiny).setting
+    models = [made.new_model(client).eval() for client in made.clients]
+    widths = [model.features(data.train.pixels[:2]).shape[1] for model in models]
+    assert widths == [setting.num_features] * 3
 
 
 def numbered(labels):
