@@ -214,10 +214,10 @@ def activation(case: Case) -> Finding:
 def text(case: Case) -> Finding:
     """Check the text tower with ten class names, and print the cosines of their features."""
     run, chosen = case.run, case.data.class_names[:10]
-    with torch.device("cpu"):  # where the check draws its contexts
-        failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
+    failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
     features = fp.zero_shot_classifier(run.tower, chosen, [case.data.template])
-    cosines = (features @ features.T)[~torch.eye(len(chosen)).bool()]
+    others = ~torch.eye(len(chosen), device="cpu").bool()
+    cosines = (features @ features.T).cpu()[others]
     found = f"cosines of {len(chosen)} sentences: mean {cosines.mean():.4f}, "
     found += f"lowest {cosines.min():.4f}, highest {cosines.max():.4f}"
     cause = f"the text tower fails: {', '.join(failed)}" if failed else ""
