@@ -130,8 +130,8 @@ class _Judge(Judge):
         position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
         last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
         after = (position > last[:, None])[..., None]
-        draw = {"generator": torch.Generator().manual_seed(1), "device": "cpu"}
-        noise = torch.randn(text.suffix.shape, **draw)
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(text.suffix.shape, generator=generator, device="cpu")
         changed = text._replace(suffix=text.suffix + after * noise.to(text.suffix))
         return _near(self.encoder(changed), self.encoder(text))
 
