@@ -67,7 +67,7 @@ def case(folder, read, monkeypatch):
     [
         "fedotp-1-dtd",
         pytest.param("fedhpl-1-cifar10-iid", marks=pytest.mark.slow),
-        pytest.param("fedl2g-1-cifar10-pathological", marks=pytest.mark.slow),
+        "fedl2g-1-cifar10-pathological",
     ],
 )
 def test_a_right_set_up_passes_all_rungs(case, partition, capsys):
