@@ -3,21 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from tasks import (
-    ablations,
-    codecs,
-    digits,
-    emoji,
-    pages,
-    patches,
-    photos,
-    privacy,
-    reproduction,
-    whichwhen,
-)
+from tasks import ablations, codecs, digits, emoji, pages, patches, photos, privacy, reproduction
 from tasks.core import Task
 
-MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction, whichwhen)
+MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction)
 
 
 def named(name: str) -> Task:

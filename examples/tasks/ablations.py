@@ -4,8 +4,8 @@ The settings were chosen before any of them ran. Hyperparameters are those of an
 with models of the same kind; those of FedL2G were chosen on held-out images of other settings.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,22 @@ import torch.nn.functional as F
 import fedprompt as fp
 import photographs
 from build_samples import digits_clip
-from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods import VitSetting
 from tasks import digits
-from tasks.core import Machine, Task, content, explained, guides, trial
+from tasks.core import Machine, Task, content, divided, explained, guides, trial
 from tasks.epochs import NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
 CLASSES = len(digits_clip.CLASS_NAMES)
+SMALL = {"smallest": 12, "largest": 20}
+"""Sides of digits among clutter, in pixels of 32."""
 
 
+@cache
 def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
     """Split the digits into training and test images, each in one of several domains in turn.
 
@@ -37,116 +39,47 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
     split = samples.digits(seed, domain=samples.raw)
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(split.train_labels), generator=rng)
-    found = []
-    for images, labels in (
-        (split.train_images[order], split.train_labels[order]),
-        (split.test_images, split.test_labels),
-    ):
-        if on_canvases:
-            sizes = {"smallest": 12, "largest": 20}
-            canvases, truth = put(images, rng, domains=domains, **sizes)
-            images = digits.tokens(canvases)
-        else:
-            images, truth = digits.changed(images, [getattr(samples, name) for name in domains])
-        found.append(Images(images, labels, truth))
-    return found
+    train, test = split.train_images[order], split.test_images
+    sizes = SMALL if on_canvases else None
+    (train, truth), (test, known) = (
+        digits.in_domains(images, domains, rng, sizes) for images in (train, test)
+    )
+    return [Images(train, split.train_labels[order], truth), Images(test, split.test_labels, known)]
+
+
+def mnist(seed: int) -> list[Images]:
+    """Split the digits of MNIST, small, three to one."""
+    data = photographs.mnist()
+    images = F.interpolate(data.images.float() / 255, (IMAGE_SIZE, IMAGE_SIZE), mode="area")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    parts = order.split(len(order) * 3 // 4)
+    return [Images(images, data.labels, data.domains).at(part) for part in parts]
 
 
 VIT = {
-    "steps": 8,
     "batch_size": 32,
     "augment": samples.augment,
     "make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3),
 }
 
 
-def unlike_trunks(seed: int, *, classes: int, images: int | None = None) -> Trial:
-    """Make 15 clients with three unlike trunks and a few classes each, or a few images of all."""
-    train, test = sides(seed, "inverted_rotated")
-    drawn = {"num_clients": 15, "generator": np.random.default_rng(seed)}
-    if classes < CLASSES:
-        shards = fp.data.pathological(train.labels, classes_per_client=classes, **drawn)
-    else:
-        shards = fp.data.iid(train.labels, **drawn)
-    trunks = [digits.trunk(size) for size in "SBL"]
-    build = partial(VitSetting, trunks=trunks, num_features=48)
-    few = [shard[:images] for shard in shards]
-    return trial(build, train, test, few, seed=seed, rounds=20, cohort_size=6, **VIT)
-
-
-def few_kinds(seed: int, *, domains: Sequence[str]) -> Trial:
-    """Make twenty clients of a few domains, one domain each."""
-    train, test = sides(seed, *domains)
-    owned = fp.data.by_domain(train.domains)
-    parts = [np.array_split(images, 20 // len(owned)) for images in owned]
-    shards = [part for domain in parts for part in domain]
-    build = partial(VitSetting, trunks=[digits.trunk("S")])
-    return trial(build, train, test, shards, seed=seed, rounds=40, cohort_size=5, **VIT)
-
-
-def networks(names: Iterable[str], **options: Any) -> Any:
-    """Make a function that makes the setting of small networks, trained from random values."""
+def build(models: Sequence[str], augmented: bool) -> Any:
+    """Return the function that makes the setting of trunks, of a CLIP, or of small networks."""
+    if list(models) == ["CLIP"]:
+        return digits.clip
+    if {*models} & {*"SBL"}:
+        width = 48 if len(models) > 1 else None
+        return partial(VitSetting, trunks=[*map(digits.trunk, models)], num_features=width, **VIT)
     return partial(
         NetworkSetting,
-        makers=[TINY[name] for name in names],
+        makers=[TINY[name] for name in models or TINY],
         num_features=32,
         prepare=lambda images: 2 * images - 1,
         make_optimizer=torch.optim.SGD,
-        **options,
+        augment=samples.augment if augmented else None,
     )
 
 
-def unlike_networks(seed: int, *, alpha: float | None = None) -> Trial:
-    """Make sixteen clients with eight kinds of networks and 40 images each."""
-    train, test = sides(seed, "inverted_rotated")
-    drawn = {"num_clients": 16, "generator": np.random.default_rng(seed)}
-    if alpha is None:
-        shards = fp.data.iid(train.labels, **drawn)
-    else:
-        shards = fp.data.dirichlet(train.labels, alpha=alpha, min_size=40, **drawn)
-    build = networks(TINY, epochs=2, augment=samples.augment)
-    rng = np.random.default_rng(seed)
-    few = [rng.permutation(shard)[:40] for shard in shards]
-    budget = {"rounds": 20, "steps": 0, "cohort_size": 8, "batch_size": 10}
-    return trial(build, train, test, few, seed=seed, **budget)
-
-
-def many_rounds(seed: int) -> Trial:
-    """Make twenty clients with four kinds of networks, which divide MNIST by Dirichlet .1."""
-    data = photographs.mnist()
-    images = F.interpolate(data.images.float() / 255, (IMAGE_SIZE, IMAGE_SIZE), mode="area")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    parts = order.split(len(order) * 3 // 4)
-    train, test = (Images(images, data.labels, data.domains).at(part) for part in parts)
-    draw = {"alpha": 0.1, "min_size": 40, "generator": np.random.default_rng(seed)}
-    shards = fp.data.dirichlet(train.labels, num_clients=20, **draw)
-    build = networks(["cnn", "resnet", "mobilenet", "wide_resnet"], epochs=1, drop_last=True)
-    budget = {"rounds": 200, "steps": 0, "cohort_size": 20, "batch_size": 10}
-    return trial(build, train, test, shards, seed=seed, **budget)
-
-
-def few_shots(seed: int, *, shots: int, classes: int, domains: Sequence[str]) -> Trial:
-    """Make ten clients with a few images of each of their classes, small and among clutter."""
-    train, test = sides(seed, *domains, on_canvases=True)
-    draw = np.random.default_rng(seed)
-    if len(domains) > 1:
-        owned = fp.data.by_domain(train.domains)
-        parts = [np.array_split(images, -(-10 // len(domains))) for images in owned]
-        shards = [parts[client % len(parts)][client // len(parts)] for client in range(10)]
-    else:
-        shards = fp.data.pathological(train.labels, 10, classes_per_client=classes, generator=draw)
-    few = [
-        shard[fp.data.few_shot(train.labels[torch.as_tensor(shard)], shots=shots, generator=draw)]
-        for shard in shards
-    ]
-    budget = {"rounds": 15, "steps": 8, "batch_size": 32, "cohort_size": 5}
-    return trial(digits.clip, train, test, few, seed=seed, **budget)
-
-
-MAKERS = {
-    make.__name__: make
-    for make in (unlike_trunks, few_kinds, unlike_networks, many_rounds, few_shots)
-}
 CONTENT = content("ablations")
 ABLATIONS = CONTENT["ablations"]
 """Settings in which a mechanism should decide; `compared` is the column of the differences."""
@@ -159,8 +92,13 @@ ROWS = {
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make the trial of an ablation."""
-    chosen = ABLATIONS[partition]
-    return MAKERS[chosen["make"]](seed, **chosen["values"]).shrunk(machine.shrink)
+    chosen, (rng, mix) = ABLATIONS[partition], (np.random.default_rng(seed) for _ in range(2))
+    domains, canvases = chosen.get("domains"), chosen["models"] == ["CLIP"]
+    train, test = sides(seed, *domains, on_canvases=canvases) if domains else mnist(seed)
+    division = dict(chosen["division"])
+    owned = divided(train, rng=rng, mix=mix if division.pop("mixed", False) else None, **division)
+    made = build(chosen["models"], augmented=bool(domains))
+    return trial(made, train, test, owned, seed=seed, **chosen["budget"]).shrunk(machine.shrink)
 
 
 @torch.no_grad()

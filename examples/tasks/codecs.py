@@ -13,7 +13,7 @@ from fedprompt.interfaces import Codec, Message, Payload
 from fedprompt.methods import VitSetting
 from tasks import digits
 from tasks.ablations import VIT, sides
-from tasks.core import Machine, task, trial
+from tasks.core import Machine, divided, task, trial
 
 
 class OfChanges(NamedTuple):
@@ -64,9 +64,8 @@ def method(row: Row, trial: Trial) -> fp.Method:
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with one network, under label shift."""
     train, test = sides(seed, "inverted_rotated")
-    rng = np.random.default_rng(seed)
-    how = {"num_clients": 5, "alpha": 0.3, "min_size": len(train.labels) // 30, "generator": rng}
-    shards = fp.data.dirichlet(train.labels, **how)
+    how = {"alpha": 0.3, "min_size": len(train.labels) // 30}
+    shards = divided(train, "dirichlet", 5, np.random.default_rng(seed), **how)
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor
 
 import fedprompt as fp
@@ -147,6 +146,8 @@ class Gate(Mixture):
 
 def lora_of_mlps(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:
     """Add LoRA of rank 2 to the MLPs of a copy: open_clip has no projections as modules."""
+    from peft import LoraConfig, inject_adapter_in_model  # the other rows do without it
+
     config = LoraConfig(r=2, lora_alpha=2, target_modules=["c_fc", "c_proj"])
     tuned: Any = inject_adapter_in_model(config, deepcopy(model))
     return tuned, [weight for name, weight in tuned.named_parameters() if ".lora_" in name]

@@ -3,8 +3,13 @@
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.compare import trials
@@ -50,6 +55,56 @@ def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
 def explained(partition: str, row: Row) -> Causes | None:
     """Return what explains a row of any task: how far guides moved."""
     return guides if row.method in ("fedl2g_l", "fedl2g_f") else None
+
+
+def divided(
+    images: Images,
+    of: str,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    clients: int | None = None,
+    most: int | None = None,
+    mix: np.random.Generator | None = None,
+    shots: int | None = None,
+    **how: Any,
+) -> list[Any]:
+    """Return the positions of the images of each client.
+
+    Args:
+        images: Images.
+        of: "domains", which the clients have in turn, "blocks" for clients of a domain one after
+            another, or a function of :mod:`fedprompt.data`.
+        count: Number of parts.
+        rng: Source of randomness.
+        clients: Number of clients, which have the first parts. If None, as many as parts.
+        most: Largest number of images of a client. If None, it has all of its part.
+        mix: Source of the order in which a client's images are taken. If None, it is kept.
+        shots: Largest number of images of a class of a client.
+        how: Further arguments of the function.
+    """
+    if of in ("domains", "blocks"):
+        parts, kinds = in_turn(images.domains, count), 1 + int(images.domains.max())
+        if of == "blocks":
+            parts = [part for kind in range(kinds) for part in parts[kind::kinds]]
+    else:
+        if of == "dirichlet":
+            how.setdefault("min_size", len(images.labels) // count // 4)
+        parts = getattr(fp.data, of)(images.labels, count, generator=rng, **how)
+    parts = parts[:clients]
+    if shots is not None:
+        few = partial(fp.data.few_shot, shots=shots, generator=rng)
+        parts = [part[few(images.labels[torch.as_tensor(part)])] for part in parts]
+    return [(part if mix is None else mix.permutation(part))[:most] for part in parts]
+
+
+def in_turn(domains: Tensor, num_clients: int) -> list[np.ndarray]:
+    """Give the clients one domain each, in turn, and divide its images over its clients."""
+    owned = fp.data.by_domain(domains)
+    count = len(owned)
+    sizes = [-(-(num_clients - k) // count) for k in range(count)]
+    parts = [np.array_split(*pair) for pair in zip(owned, sizes, strict=True)]
+    return [parts[client % count][client // count] for client in range(num_clients)]
 
 
 def trial(

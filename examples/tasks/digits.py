@@ -3,7 +3,7 @@
 One client in six never trains.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,18 +17,25 @@ from build_samples import digits_clip
 from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
+from fedprompt.compare.advice import advice
 from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk
-from fedprompt.methods import METHODS, ClipSetting, Setting
-from tasks.controls import CONTROLS
-from tasks.core import Machine, Task, task, trial
-from tasks.heads import HeadSetting
-from tasks.tuning import draws, two_rates
+from fedprompt.methods import ClipSetting, Setting
+from tasks.core import Machine, Task, divided, task, trial
+from tasks.tuning import HeadSetting, draws, rows_of, two_rates
 
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
-ALPHA = 0.3
+DIVISIONS = {
+    "dirichlet": {"of": "dirichlet", "alpha": 0.3},
+    "domains": {"of": "domains"},
+    "example": {"of": "domains"},
+    "few": {"of": "iid", "most": 50},
+}
+SHIFTED = ("raw", "inverted", "rotated", "inverted_rotated", "noisy")
+SIZES = {"smallest": 16, "largest": 24}
+"""Sides of digits on canvases, in pixels of 32."""
 RATE = {"learning_rate": 0.01}
 FIXED = {
     "mixed models": [Row("Local training, rate 0.01", "local", {**RATE, HEAD_RATE: 0.01})],
@@ -57,34 +64,16 @@ def make(
     build: Any, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
 ) -> Trial:
     """Divide the digits over clients, for a setting that `build` makes."""
-    shifted = partition == "domains"
+    shifted = partition in ("domains", "example")
     train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
-    owned = shards(train, partition, np.random.default_rng(seed))
+    owned = divided(
+        train, count=NUM_CLIENTS, rng=np.random.default_rng(seed), **DIVISIONS[partition]
+    )
     fields = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
     fields |= {name: value for name, value in row.values.items() if name == HEAD_RATE}
     fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
     fields |= {"seed": seed, "public": public, "newcomers": NUM_NEWCOMERS}
     return trial(build, train, test, owned, **fields).shrunk(machine.shrink)
-
-
-def shards(train: Images, partition: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """Return the positions of the images of each client."""
-    drawn = {"num_clients": NUM_CLIENTS, "generator": rng}
-    if partition == "dirichlet":
-        smallest = len(train.labels) // NUM_CLIENTS // 4
-        return fp.data.dirichlet(train.labels, alpha=ALPHA, min_size=smallest, **drawn)
-    if partition == "few":
-        return [shard[:50] for shard in fp.data.iid(train.labels, **drawn)]
-    return in_turn(train.domains, NUM_CLIENTS)
-
-
-def in_turn(domains: Tensor, num_clients: int) -> list[np.ndarray]:
-    """Give the clients one domain each, in turn, and divide its images over its clients."""
-    owned = fp.data.by_domain(domains)
-    count = len(owned)
-    sizes = [-(-(num_clients - k) // count) for k in range(count)]
-    parts = [np.array_split(*pair) for pair in zip(owned, sizes, strict=True)]
-    return [parts[client % count][client // count] for client in range(num_clients)]
 
 
 @cache
@@ -101,8 +90,9 @@ def digits(
 
     All seeds have the same test digits. With `validate`, training digits take their place.
     """
-    plain = not shifted and not on_canvases
-    split = samples.digits(0, domain=samples.inverted_rotated if plain else samples.raw)
+    names = (list(DOMAINS) if on_canvases else SHIFTED) if shifted else None
+    names = names or ["inverted" if on_canvases else "inverted_rotated"]
+    split = samples.digits(0, domain=samples.raw)
     order = torch.randperm(len(split.train_labels), generator=torch.Generator().manual_seed(seed))
     images, labels = split.train_images[order], split.train_labels[order]
     public, images, labels = images[:NUM_PUBLIC], images[NUM_PUBLIC:], labels[NUM_PUBLIC:]
@@ -112,30 +102,28 @@ def digits(
         test, test_labels, images, labels = images[cut:], labels[cut:], images[:cut], labels[:cut]
     rng = fp.stream_generator(seed, server_round=0, purpose="domains")
     (train, domains), (public, _), (test, test_domains) = (
-        in_domains(side, shifted, on_canvases, rng, inputs) for side in (images, public, test)
+        in_domains(side, names, rng, SIZES if on_canvases else None, inputs)
+        for side in (images, public, test)
     )
     return Images(train, labels, domains), public, Images(test, test_labels, test_domains)
 
 
 def in_domains(
-    images: Tensor, shifted: bool, on_canvases: bool, rng: torch.Generator, inputs: str
+    images: Tensor,
+    names: Sequence[str],
+    rng: torch.Generator,
+    sizes: Mapping[str, float] | None = None,
+    inputs: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return the images in their domains, and the domains."""
-    if on_canvases:
-        names = list(DOMAINS) if shifted else ["inverted"]
-        canvases, domains = put(images, rng, domains=names, smallest=16, largest=24)
+    """Return the images in domains, in turn, and the domains; with sizes, tokens of canvases."""
+    if sizes is not None:
+        canvases, domains = put(images, rng, domains=names, **sizes)
         return tokens(canvases, inputs), domains
-    noisy = partial(samples.noisy, generator=rng)
-    changes = (samples.raw, samples.inverted, samples.rotated, samples.inverted_rotated, noisy)
-    return changed(images, changes if shifted else (lambda images: images,))
-
-
-def changed(images: Tensor, changes: Sequence[Callable[[Tensor], Tensor]]) -> tuple[Tensor, Tensor]:
-    """Change the images in turn, and return the number of the change of each."""
-    truth, images = torch.arange(len(images)) % len(changes), images.clone()
-    for number, change in enumerate(changes):
-        images[truth == number] = change(images[truth == number])
-    return images, truth
+    domains, images = torch.arange(len(images)) % len(names), images.clone()
+    for number, name in enumerate(names):
+        how = {"generator": rng} if name == "noisy" else {}
+        images[domains == number] = getattr(samples, name)(images[domains == number], **how)
+    return images, domains
 
 
 @torch.no_grad()
@@ -151,8 +139,7 @@ def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
     """Make the task of all methods of a family."""
 
     def rows(partition: str) -> list[Row]:
-        methods = METHODS | CONTROLS
-        found = [Row.of(name) for name in methods if family in methods[name].families]
+        found = rows_of(family)
         return [*(found if family == "CLIP" else map(two_rates, found)), *fixed]
 
     def trials(partition: str, row: Row) -> list[dict[str, Any]]:
@@ -163,8 +150,23 @@ def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
     return made
 
 
+LOCAL = Row.of("local").title
+OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
+LORA = Row.of("fedlora", learning_rate=3e-3, rank=4)
+WHICH = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
+"""Which method when: the rows that decide, one of which is recommended."""
+
 TASKS = {
     "digits": task_of("digits", "one model", partial(vits, "S")),
     "networks": task_of("networks", "mixed models", partial(vits, "SBL")),
     "clip": task_of("clip", "CLIP", clip),
+    "which-when": task(
+        "which-when",
+        rows=lambda partition: WHICH,
+        make=partial(make, partial(vits, "S")),
+        trials=lambda partition, row: draws(
+            row, "which", (3e-4, 3e-2) if row.method == "fedlora" else None
+        ),
+        advice=partial(advice, references=[LOCAL], words="local training"),
+    ),
 }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.compare.divisions import held_out
 from fedprompt.compare.trials import Images
 from tasks.papers import Partition
 from tasks.sets.readers import ImageSet
@@ -137,13 +138,11 @@ def split_shards(
 
     Of two images or more, at least one is for testing; a single one is for training.
     """
-    train, test = [], []
-    for shard in shards:
-        size = min(len(shard) - 1, max(1, round(share * len(shard))))
-        order = torch.from_numpy(generator.permutation(shard.numpy()))
-        test.append(order[:size])
-        train.append(order[size:])
-    return train, test
+    owners = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
+    tested = torch.from_numpy(held_out(owners, share, generator)).split([*map(len, shards)])
+    sides = zip(shards, tested, strict=True)
+    train, test = zip(*((shard[~part], shard[part]) for shard, part in sides), strict=True)
+    return list(train), list(test)
 
 
 def only_used(images: Images, parts: Sequence[Tensor]) -> tuple[Images, list[Tensor]]:

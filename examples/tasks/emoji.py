@@ -20,11 +20,9 @@ from fedprompt.compare import experiments
 from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
-from fedprompt.methods import METHODS, ClipSetting
-from tasks.controls import CONTROLS
-from tasks.core import Machine, task, trial
-from tasks.digits import in_turn
-from tasks.tuning import draws
+from fedprompt.methods import ClipSetting
+from tasks.core import Machine, divided, task, trial
+from tasks.tuning import draws, rows_of
 
 NUM_CLIENTS = 10
 FAMILIES = {
@@ -91,19 +89,23 @@ def encoded(images: Tensor, inputs: str) -> Tensor:
     return torch.cat([tokens_of(samples.clip(), batch) for batch in images.split(256)])
 
 
+PAIRS = {"of": "pathological", "count": 12, "classes_per_client": 2}
+DIVISIONS = {
+    "dirichlet": {"of": "dirichlet", "count": NUM_CLIENTS, "alpha": 0.3, "min_size": 20},
+    "pairs": PAIRS,
+    "clutter": PAIRS,
+}
+"""Divisions of some partitions. In the others, client k has style k % 5."""
+
+
 def shards(train: Images, partition: str, rng: np.random.Generator) -> list[Any]:
     """Return the positions of the emoji of each client."""
-    if partition == "dirichlet":
-        drawn = {"alpha": 0.3, "min_size": 20, "generator": rng}
-        return list(fp.data.dirichlet(train.labels, NUM_CLIENTS, **drawn))
-    if partition in ("pairs", "clutter"):
-        pairs = {"classes_per_client": 2, "generator": rng}
-        return list(fp.data.pathological(train.labels, 12, **pairs))
+    chosen = torch.arange(len(train.labels))
     if partition.endswith("-shots"):
         shots = int(partition.removesuffix("-shots"))
         chosen = experiments.few_shots(train.labels, shots=shots, generator=rng)
-        return [chosen[part] for part in in_turn(train.domains[chosen], NUM_CLIENTS)]
-    return in_turn(train.domains, NUM_CLIENTS)  # client k has style k % 5
+    how = DIVISIONS.get(partition, {"of": "domains", "count": NUM_CLIENTS})
+    return [chosen[part] for part in divided(train.at(chosen), rng=rng, **how)]
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
@@ -131,10 +133,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 def rows(partition: str) -> list[Row]:
     """Return all methods for CLIP, and the control rows."""
-    methods, left = METHODS | CONTROLS, OF_CLASSES if partition == "base-to-new" else ()
-    return [
-        Row.of(name) for name in methods if "CLIP" in methods[name].families and name not in left
-    ]
+    return rows_of("CLIP", *(OF_CLASSES if partition == "base-to-new" else ()))
 
 
 TASKS = {

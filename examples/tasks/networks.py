@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import ResumableTrunk
+from fedprompt.methods import VitSetting
 from fedprompt.methods.models import PromptedModel, Tune
 
 
@@ -170,6 +171,15 @@ class ConvolutionalModel(PromptedModel):
     def features(self, images: Tensor) -> Tensor:
         """Encode inputs behind what the client trains."""
         return self.projection(self.trunk.features(self.prompts, images))
+
+
+@dataclass(kw_only=True)
+class BorderSetting(VitSetting):
+    """Setting whose trunks may be convolutional, with a border of pixels or a trained network."""
+
+    def model_class(self, trunk: Any) -> type[PromptedModel]:
+        """Return the class of models with this trunk."""
+        return ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
 
 
 def small_network(width: int = 16) -> nn.Module:

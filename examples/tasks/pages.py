@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,10 @@ from tasks.papers import PaperRow
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 PAIRS = content("pairs")
 MINUS = " - | beyond "  # between the rows of a pair
-COLORS = plt.get_cmap("Dark2").colors  # of the eight points with a label
+COLORS = plt.get_cmap("Dark2").colors  # of the eight best points, in the legend
 
 
 def quoted(found: Sequence[Record], task: Problem, partition: str) -> list[str]:
@@ -69,7 +66,7 @@ def save_all(found: Sequence[Record], name: str, task: Problem, folder: Path) ->
 
 
 def scatter(by_row: Mapping[str, Sequence[Record]], task: Problem, path: Path) -> None:
-    """Draw accuracy against bytes, with 95 % intervals over seeds. The best rows have a label.
+    """Draw accuracy against bytes, with 95 % intervals over seeds. The best rows are in the legend.
 
     Rows that send the same bytes are drawn next to each other.
     """
@@ -84,36 +81,15 @@ def scatter(by_row: Mapping[str, Sequence[Record]], task: Problem, path: Path) -
         points[title] = (sent, float(np.mean(scores)))
         error = interval(scores) if len(scores) > 2 else 0
         style = {"fmt": "o", "markersize": 5, "linewidth": 1}
-        color = COLORS[rank] if rank < len(COLORS) else "0.75"
-        axes.errorbar(*points[title], error, color=color, **style)
+        known = {"color": COLORS[rank], "label": title} if rank < len(COLORS) else {"color": "0.75"}
+        axes.errorbar(*points[title], error, **known, **style)
     axes.set_xscale("log")
     axes.set(
         xlabel="bytes of a client and round, up and down (equal ones are spread; left: none)",
         ylabel=f"{task.columns[column]}, %",
     )
-    label(axes, points)
+    axes.legend()
     save(drawing, path)
-
-
-def label(axes: plt.Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Write the titles of the first points near them, where no point and no other title is."""
-    axes.figure.draw_without_rendering()
-    places = axes.transData.transform(list(points.values()))
-    taken = [Bbox.from_extents(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    shifts = sorted(product((10, -10, 30, -30, 60, -60), range(-150, 151, 5)), key=np.linalg.norm)
-    line = {"arrowstyle": "-", "color": "0.5", "linewidth": 0.5}
-    style = {"textcoords": "offset points", "va": "center", "fontsize": 9, "arrowprops": line}
-    for (title, point), color in zip(points.items(), COLORS, strict=False):
-        text = axes.annotate(title, point, shifts[0], color=color, **style)
-        text.set_in_layout(False)  # the axes keep their place
-        for shift in shifts:
-            text.set(position=shift, horizontalalignment="left" if shift[0] > 0 else "right")
-            text.update_positions(axes.figure.canvas.get_renderer())
-            box = Text.get_window_extent(text)  # without the line
-            inside = Bbox.intersection(box, axes.bbox)
-            if not box.count_overlaps(taken) and np.array_equal(inside, box):
-                break
-        taken.append(box)
 
 
 def save(figure: plt.Figure, path: Path) -> None:

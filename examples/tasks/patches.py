@@ -21,7 +21,7 @@ import photographs
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.methods.fedotp import two_contexts
-from tasks.core import Machine, content, task, trial
+from tasks.core import Machine, content, divided, task, trial
 from tasks.epochs import EpochSetting
 from tasks.photos import DINO, dino, source_of
 
@@ -101,14 +101,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     end = NUM_TRAIN // 2 if validate else NUM_TRAIN
     train = torch.arange(NUM_PUBLIC, end)
     test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
-    labels, draw = canvases()[1], np.random.default_rng(seed)
-    found, classes = tokens(source_of(machine, DINO)), labels[train]
-    few = partial(fp.data.few_shot, shots=int(partition.removeprefix("shots-")), generator=draw)
-    pairs = fp.data.pathological(classes, 10, classes_per_client=2, generator=draw)
-    shards = [shard[few(classes[torch.as_tensor(shard)])] for shard in pairs]
+    found, labels = tokens(source_of(machine, DINO)), canvases()[1]
+    images = Images(found, labels, torch.zeros_like(labels))
+    shots = {"classes_per_client": 2, "shots": int(partition.removeprefix("shots-"))}
+    rng = np.random.default_rng(seed)
+    shards = divided(images.at(train), "pathological", 10, rng, **shots)
     budget = {"rounds": 10, "steps": 0, "epochs": 5, "cohort_size": 10, "batch_size": 32}
     build = partial(EpochSetting, make_optimizer=torch.optim.Adam, **budget)
-    images = Images(found, labels, torch.zeros_like(labels))
     made = trial(build, images.at(train), images.at(test), shards, seed=seed)
     return made.shrunk(machine.shrink)
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,14 +28,18 @@ from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
-from tasks import networks
-from tasks.core import Machine, Task, content, explained, task, trial
-from tasks.heads import HeadSetting
-from tasks.networks import Convolutional, TailTrunk, as_inputs, positions_of, small_network
-from tasks.tuning import draws, two_rates
+from tasks.core import Machine, Task, content, divided, explained, task, trial
+from tasks.networks import (
+    BorderSetting,
+    Convolutional,
+    TailTrunk,
+    as_inputs,
+    positions_of,
+    small_network,
+)
+from tasks.tuning import HeadSetting, draws, two_rates
 
 IMAGE_SIZE = 56  # pixels
-ALPHA = 0.3
 CONTENT = content("photographs")
 RATES = CONTENT["rates"]
 """Range of the tuned learning rates for each kind of parameters and steps."""
@@ -45,67 +50,16 @@ NUM_PUBLIC, NUM_TEST = 64, 480
 DINO, EFFICIENTNET = "vit_small_patch14_dinov2", "tf_efficientnet_lite0"
 
 
-class Division(NamedTuple):
-    """How images are divided, the networks of the clients, and the rows.
-
-    Attributes:
-        title: Words for tables.
-        networks: Names in `NETWORKS`, given to the clients in turn.
-        methods: Rows.
-        shifted: Whether each client has one domain. If not, labels are divided by Dirichlet.
-        rounds: Number of rounds. A step of a convolutional network takes several times as long.
-        cohort_size: Number of clients in a round.
-        steps: Number of batches of a client in a round.
-        batch_size: Number of images in a batch.
-        last_rounds: Number of last rounds whose accuracies are averaged.
-        num_clients: Number of clients.
-        num_newcomers: Number of clients that never train.
-        num_images: Number of images. If None, those of `NUM_IMAGES`.
-        divide: Name of a function (classes, number of clients, generator) -> positions of each
-            client, in place of a division by domains or by Dirichlet.
-        fixed: Method and values of further rows, which are not tuned, by their title.
-    """
-
-    title: str
-    networks: Sequence[str]
-    methods: Sequence[str]
-    shifted: bool = False
-    rounds: int = 16
-    cohort_size: int = 4
-    steps: int = 10
-    batch_size: int = 8
-    last_rounds: int = 1
-    num_clients: int = 12
-    num_newcomers: int = 2
-    num_images: int | None = None
-    divide: str | None = None
-    fixed: Mapping[str, Sequence[Any]] = {}
-
-
-def six_hundred(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    """Divide classes by a Dirichlet distribution, at most 600 images a client."""
-    draw = {"alpha": 1.0, "min_size": len(cells) // count // 4, "generator": rng}
-    shards = fp.data.dirichlet(cells, num_clients=count, **draw)
-    return [rng.permutation(shard)[:600] for shard in shards]
-
-
-def two_classes(cells: Tensor, count: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-    """Give each client at most 50 images of two classes."""
-    shards = fp.data.pathological(cells, count, classes_per_client=2, generator=rng)
-    return [rng.permutation(shard)[:50] for shard in shards]
-
-
-DIVIDE = {"six_hundred": six_hundred, "two_classes": two_classes}
-DIVISIONS = {name: Division(**fields) for name, fields in CONTENT["divisions"].items()}
+DIVISIONS = {
+    name: SimpleNamespace(**CONTENT["default"] | fields)
+    for name, fields in CONTENT["divisions"].items()
+}
+"""How images are divided, the networks of the clients, and the rows; see the file."""
 
 
 @dataclass(kw_only=True)
-class PhotographSetting(HeadSetting):
+class PhotographSetting(HeadSetting, BorderSetting):
     """Setting whose prompts start at mean tokens, and whose trunks may be convolutional."""
-
-    def model_class(self, trunk: TailTrunk | Convolutional) -> type[PromptedModel]:
-        """Return the class of models with this network."""
-        return networks.ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
 
     def new_model(self, client: int | None = None, **options: Any) -> PromptedModel:
         """Make a model; the initial values depend on the seed, the network and `prompts` alone."""
@@ -130,7 +84,7 @@ def make(
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
     public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
-    shards = divided(division, train, num_classes, np.random.default_rng(seed))
+    shards = shards_of(division, train, num_classes, np.random.default_rng(seed))
     where = task, division.shifted, division.num_images
     trunks = [NETWORKS[name](where, machine) for name in division.networks]
     with torch.random.fork_rng(devices=[]):
@@ -164,7 +118,7 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
 
 
 def split(
-    task: str, division: Division, seed: int, validate: bool
+    task: str, division: SimpleNamespace, seed: int, validate: bool
 ) -> tuple[Photographs, Tensor, Tensor]:
     """Return all images, and the positions of training and test images in random order.
 
@@ -179,16 +133,15 @@ def split(
     return data, train, test[:NUM_TEST]
 
 
-def divided(
-    division: Division, train: Images, num_classes: int, rng: np.random.Generator
+def shards_of(
+    division: SimpleNamespace, train: Images, num_classes: int, rng: np.random.Generator
 ) -> Sequence[np.ndarray]:
-    """Divide training images over clients: by domains, by Dirichlet, or as the division says."""
-    cells, count = train.cells(num_classes), division.num_clients
-    if division.divide is not None:
-        return DIVIDE[division.divide](cells, count, rng)
-    if not division.shifted:  # the pairs of domain and class
-        draw = {"alpha": ALPHA, "min_size": len(cells) // count // 4, "generator": rng}
-        return fp.data.dirichlet(cells, num_clients=count, **draw)
+    """Divide training images over clients: by domains, or the pairs of domain and class."""
+    count = division.num_clients
+    if not division.shifted:
+        pairs = train._replace(labels=train.cells(num_classes))
+        mix = rng if "most" in division.divide else None
+        return divided(pairs, count=count, rng=rng, mix=mix, **division.divide)
     number = 1 + int(train.domains.max())
     shards = fp.data.by_domain(train.domains, count, generator=rng)
     clients = count // number  # of a domain; the domains of clients take turns
@@ -347,7 +300,7 @@ def task_of(name: str, *without: str) -> Task:
     def rows(partition: str) -> list[Row]:
         division = DIVISIONS[partition]
         prompted = [Row.of(name) for name in division.methods]
-        tuned = TUNED if len(division.networks) == 1 and division.num_images is None else []
+        tuned = TUNED if len(division.networks) == 1 and not division.num_images else []
         fixed = [Row(title, *values) for title, values in division.fixed.items()]
         return [*(two_rates(started(row)) for row in (*prompted, *tuned)), *fixed]
 

@@ -16,7 +16,7 @@ from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from tasks import digits
 from tasks.ablations import sides
-from tasks.core import Machine, task, trial
+from tasks.core import Machine, divided, task, trial
 
 PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
@@ -68,8 +68,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
     """Make five clients with 240 images each and one network."""
     train, test = sides(seed, "inverted_rotated")
-    shards = fp.data.iid(train.labels, num_clients=5, generator=np.random.default_rng(seed))
-    few = [shard[:240] for shard in shards]
+    few = divided(train, "iid", 5, np.random.default_rng(seed), most=240)
     steps = {"make_optimizer": torch.optim.SGD, "augment": augment}
     steps["schedule"] = lambda progress: (1 + np.cos(np.pi * progress)) / 2
     build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4, **steps)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
@@ -16,20 +17,19 @@ from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
 from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.trials import CompareError, Images, Trial
-from fedprompt.methods import ClipSetting, VitSetting
+from fedprompt.methods import ClipSetting
 from fedprompt.methods import Setting as Run
-from fedprompt.methods.models import PromptedModel
 from tasks import estimate, papers, sets
 from tasks.backbones import Make, backbone
-from tasks.clusters import cluster_accuracy
-from tasks.core import Machine, Task, explained
+from tasks.core import Machine, Task, content, explained
 from tasks.division import divide, fewer, only_used, split_shards
 from tasks.epochs import EpochFederation, EpochSetting, NetworkSetting
-from tasks.networks import Convolutional, ConvolutionalModel
+from tasks.networks import BorderSetting, Convolutional
 from tasks.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
+SUPERCLASSES = content("sizes")["superclasses"]["cifar100"]
 NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
@@ -40,12 +40,8 @@ def as_floats(values: Tensor) -> Chosen:
 
 
 @dataclass(kw_only=True)
-class PaperVits(EpochSetting, VitSetting):
+class PaperVits(EpochSetting, BorderSetting):
     """Vision transformers with prompts, and convolutional networks with a border of pixels."""
-
-    def model_class(self, trunk: Any) -> type[PromptedModel]:
-        """Return the class of models with this trunk. A convolutional network has a border."""
-        return ConvolutionalModel if isinstance(trunk, Convolutional) else PromptedModel
 
 
 @dataclass(kw_only=True)
@@ -205,6 +201,29 @@ def _clip(
         names = {"class_names": data.class_names, "length": papers.LENGTH, "prepare": prepare}
         run = PaperClip(tower=tower, **names, **fields)
     return run, sides
+
+
+@torch.no_grad()
+def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how well the groups of test images of CIFAR-100 agree with their superclasses.
+
+    Returns:
+        `clusters`, the share of the images whose superclass is the most frequent one of their
+        group.
+    """
+    first = trial.setting.clients[0]
+    model = now.model(method, trial.federation.data(first, now.server_round))
+    batches = (inputs.to(trial.setting.device) for inputs in trial.test.split(256))
+    chosen = [model.selector(model.query(inputs)).indices.cpu() for inputs in batches]
+    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.test_cells]
+    return {"clusters": purity(torch.cat(chosen), superclasses)}
+
+
+def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
+    """Return the share of the images whose kind is the most frequent one of their group."""
+    sizes = int(groups.max()) + 1, int(kinds.max()) + 1
+    table = fp.metrics.contingency_table(groups, kinds, *sizes)
+    return fp.selection.selection_health(table)["purity"]
 
 
 def task(paper: str) -> Task:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.compare import measure, ranks
-from fedprompt.compare.trials import CompareError, Trial, line_of
+from fedprompt.compare import ranks
+from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.methods.steps import take_step
 from tasks import papers, reproduction
 from tasks.backbones import Make, backbone
@@ -22,7 +22,6 @@ from tasks.sets import SIZE, ImageSet
 
 MARGIN = 2.0  # points that an accuracy may lie outside of two published ones; a guess
 STEPS = 20  # on one batch
-SHARE = 0.01  # of the rounds and images of the shrunk run
 EACH = 10  # images of a class whose features are compared
 MOST = 0.7  # share of a class that is taken for another one, if labels count as permuted
 
@@ -215,10 +214,10 @@ def activation(case: Case) -> Finding:
 def text(case: Case) -> Finding:
     """Check the text tower with ten class names, and print the cosines of their features."""
     run, chosen = case.run, case.data.class_names[:10]
-    with torch.device("cpu"):  # where the check draws its contexts
-        failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
+    failed = fp.check.text_encoder(run.tower, run.tower.class_names(chosen)).failed
     features = fp.zero_shot_classifier(run.tower, chosen, [case.data.template])
-    cosines = (features @ features.T)[~torch.eye(len(chosen)).bool()]
+    others = ~torch.eye(len(chosen), device="cpu").bool()
+    cosines = (features @ features.T).cpu()[others]
     found = f"cosines of {len(chosen)} sentences: mean {cosines.mean():.4f}, "
     found += f"lowest {cosines.min():.4f}, highest {cosines.max():.4f}"
     cause = f"the text tower fails: {', '.join(failed)}" if failed else ""
@@ -269,20 +268,7 @@ def first_steps(case: Case) -> Finding:
     return Finding(f"{low:.2f} to {2 * chance:.2f}, then less", found, cause)
 
 
-def shrunk_run(case: Case) -> Finding:
-    """Run the row with a share of its rounds and images."""
-    trial = case.trial.shrunk(SHARE)
-    try:
-        method = case.row.entry.make(trial.setting, **case.row.values)
-        with torch.device("cpu"):
-            found = measure.run(method, trial, shared=not case.row.personalized)
-    except (RuntimeError, ValueError) as error:
-        return Finding(f"figures of {case.row.title}", "an error", line_of(error))
-    text = f"{found['own']:.1%} on own tests, {found['bytes_up']:,.0f} bytes up"
-    return Finding(f"figures of {case.row.title}", text)
-
-
-RUNGS = [sizes, names, frozen, images, labels, activation, text, zero_shot, first_steps, shrunk_run]
+RUNGS = [sizes, names, frozen, images, labels, activation, text, zero_shot, first_steps]
 CLIP_ONLY = (activation, text, zero_shot)
 
 

@@ -125,7 +125,7 @@ class Probe:
         generator = torch.Generator().manual_seed(0)
         depth, dim = self.backbone.depth, self.backbone.dim
         weight = next(self.backbone.model.parameters())
-        draw = partial(torch.randn, 1, dim, generator=generator)
+        draw = partial(torch.randn, 1, dim, generator=generator, device="cpu")
         prompts = [draw().to(weight.device).requires_grad_() for _ in range(depth)]
         with watched(self.backbone.model) as lost:
             pooled = self._run("run with prompts", partial(self.backbone.part_by_part, prompts))
@@ -135,7 +135,8 @@ class Probe:
         inputs = [*prompts, *self.trained.values()]
         gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if pooled.requires_grad:
-            weights = torch.randn(pooled.shape, generator=generator).to(pooled.device)
+            weights = torch.randn(pooled.shape, generator=generator, device="cpu")
+            weights = weights.to(pooled.device)
             gradients = torch.autograd.grad((pooled * weights).sum(), inputs, allow_unused=True)
         named = zip(self.trained, gradients[depth:], strict=True)
         unread = [name for name, gradient in named if gradient is None]

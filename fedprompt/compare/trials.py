@@ -151,7 +151,7 @@ class Trial(NamedTuple):
         shards = {c: part[: max(20, math.ceil(share * len(part)))] for c, part in owned}
         federation = replace(self.federation, setting=setting, shards=shards)
         size = max(60, math.ceil(share * len(self.test)))
-        chosen = torch.arange(len(self.test))[:size]
+        chosen = torch.arange(len(self.test), device="cpu")[:size]
         own = None if self.own is None else [part[part < size] for part in self.own]
         test: dict[str, Any] = {"test": self.test[chosen], "test_cells": self.test_cells[chosen]}
         return self._replace(setting=setting, federation=federation, own=own, **test)

@@ -232,7 +232,7 @@ class ClassNames(_Names):
             raise IndexError(f"`indices` must {rule}; got {wrong[:5] or 'none'}.")
         length = tuple(self.length[index] for index in chosen)
         return self._replace(
-            tokens=self.tokens[chosen, : max(length)],
+            tokens=self.tokens[torch.tensor(chosen, device="cpu"), : max(length)],
             length=length,
             names=tuple(self.names[index] for index in chosen),
             ending=tuple(self.ending[index] for index in chosen),

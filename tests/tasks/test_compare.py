@@ -3,9 +3,11 @@
 import json
 import re
 import sys
-from functools import partial
+from contextlib import nullcontext
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from fedprompt.compare import cells, records, rows, tables
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.hyperparameters import TUNING_SEED
 from fedprompt.compare.rows import Row
-from tasks import TASKS, codecs, digits, pages
+from tasks import TASKS, codecs, digits, pages, papers, privacy
 from tasks.core import Machine
 
 DOCS = Path(__file__).parents[2] / "docs" / "results" / "tables"
@@ -38,17 +40,6 @@ def run(tmp_path):
     return call
 
 
-def test_codecs_and_private_steps_run(run, capsys):
-    few = ["--shrink", "0.01", "--workers", "1"]
-    run("--task", "codecs", "--rows", "top 10 %, error feedback", *few)
-    found = capsys.readouterr().out
-    assert "| top 10 %, error feedback |" in found
-    folder = run("--task", "privacy", "--rows", "no privacy;ε = 3", *few)
-    lines = (folder / "records" / "privacy-shrunk.jsonl").read_text().splitlines()
-    noise = [json.loads(line)["noise"] for line in lines]
-    assert noise[0] == 0 < noise[1]
-
-
 @pytest.mark.parametrize("row", codecs.ROWS[-2:], ids=lambda row: row.title)
 def test_numbers_that_no_client_sends_stay_as_they_are(row):
     trial = codecs.make("dirichlet", row, seed=0, machine=Machine(shrink=0.01), validate=False)
@@ -57,6 +48,16 @@ def test_numbers_that_no_client_sends_stay_as_they_are(row):
     after = next(fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())).server
     moved = torch.cat([(after["values"][name] != before[name]).flatten() for name in before])
     assert 0 < moved.sum() < 0.1 * len(moved)  # five clients send a hundredth each
+
+
+def test_rows_with_an_epsilon_have_its_noise_for_all_steps(monkeypatch):
+    monkeypatch.setattr(privacy, "noise", lambda epsilon, steps: 100 * epsilon + steps)
+    setting = privacy.Setting(num_classes=2, rounds=3, steps=4)
+    found = [privacy.multiplier_of(row, setting) for row in privacy.ROWS]
+    assert found == [0, 0, 812, 312, 112]
+    assert privacy.causes("iid", privacy.ROWS[2])(SimpleNamespace(setting=setting), 0, 0) == {
+        "noise": 812
+    }
 
 
 def test_a_private_step_takes_clipped_gradients():
@@ -69,6 +70,7 @@ def test_a_private_step_takes_clipped_gradients():
     torch.testing.assert_close(model.weight.grad, 3 * 0.5 / 2 * torch.tensor([[0.6, 0.8]]))
 
 
+@cache
 def recorded(name):
     task = TASKS[name.removesuffix("-defaults")]
     return [*cells.load(compare.RECORDS / f"{name}.jsonl", task).values()]
@@ -115,34 +117,38 @@ def test_tables_are_made_from_the_committed_records_if_no_others_are_named(run):
     assert not (folder / "records").exists()
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_hours_are_estimated_without_data_or_weights(name, tmp_path, capsys):
-    partition = next(iter(TASKS[name].partitions))
-    flags = ["--estimate", "--task", name, "--partitions", partition, "--out", str(tmp_path)]
-    compare.main(flags)
-    line = next(line for line in capsys.readouterr().out.splitlines() if f"| {partition} " in line)
-    assert float(line.split("|")[-2]) > 0
+@pytest.fixture
+def figures(monkeypatch):
+    """Let each run have the figures of a record, and return them."""
+    found = recorded("digits")[0]
+    figures = {name: found[name] for name in found.keys() - pages.UNCOMPARED}
+    monkeypatch.setattr(cells, "run", lambda cell, progress=None: dict(figures))
+    return figures
 
 
-@pytest.mark.parametrize(
-    ("name", "methods"),
-    [("digits", "fedprox,local"), ("networks", "fedproto"), ("clip", "promptfl")],
-)
-def test_a_task_runs_methods_once_and_says_that_it_is_shrunk(
-    name, methods, run, capsys, monkeypatch
-):
-    folder = run("--task", name, "--methods", methods, *FEW)
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in papers.PAPERS])
+def test_hours_are_estimated_without_data_or_weights(name, run, capsys):
+    run("--estimate", "--task", name)
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    hours = {cells[1].strip(): float(cells[-2]) for cells in lines if len(cells) > 1}
+    assert hours.keys() == TASKS[name].partitions.keys()
+    assert min(hours.values()) > 0
+
+
+def test_a_cell_runs_once_and_a_shrunk_one_says_so(run, capsys, figures, monkeypatch):
+    folder = run("--methods", "fedprox,local", *FEW)
     assert "0.01 of the rounds and images" in capsys.readouterr().out
-    lines = (folder / "records" / f"{name}-shrunk.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    assert len(records) == methods.count(",") + 1
-    assert {"commit", "version", "torch", "date"} <= {*records[0], "commit"}
-    assert (folder / f"{name}-shrunk-few.csv").exists()
+    lines = (folder / "records" / "digits-shrunk.jsonl").read_text().splitlines()
+    written = [json.loads(line) for line in lines]
+    assert [each["row"] for each in written] == ["FedProx", "Local training"]
+    assert all(each.items() >= figures.items() for each in written)
+    assert {"commit", "version", "torch", "date"} <= {*written[0], "commit"}
+    assert (folder / "digits-shrunk-few.csv").exists()
     monkeypatch.setattr(cells, "run", None)  # a finished cell is not run again
-    run("--task", name, "--methods", methods, *FEW)
+    run("--methods", "fedprox,local", *FEW)
 
 
-def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, monkeypatch):
+def test_a_method_of_a_file_takes_part(run, tmp_path, capsys, figures, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
@@ -176,32 +182,18 @@ def test_a_mistake_ends_with_one_line_and_exit_code_2(arguments, message, run, c
 
 
 @pytest.mark.parametrize("stem", ["digits", "digits-defaults"])
-def test_a_check_runs_recorded_cells_again_and_finds_a_difference(stem, tmp_path, capsys):
-    cell = Cell(
-        TASKS["digits"],
-        "few",
-        Row("Local training", "local", {"learning_rate": 0.01}),
-        0,
-        None,
-        Machine(shrink=0.01),
-    )
-    record = cell.named() | figures_of(cell)
-    path = tmp_path / f"{stem}.jsonl"
-    arguments = ["--check", "1", "--shrink", "0.01", "--records", str(tmp_path)]
-    path.write_text(json.dumps(record) + "\n")
-    compare.main(arguments)
-    path.write_text(json.dumps(record | {"own": 0.5}) + "\n")
-    with pytest.raises(SystemExit):
-        compare.main(arguments)
-    assert "own 0.5, now" in capsys.readouterr().out
-    path.write_text(json.dumps(record | {"inputs": ["others"]}) + "\n")
-    with pytest.raises(SystemExit):
-        compare.main(arguments)
-    assert "not run: digits, other images or weights" in capsys.readouterr().out
-
-
-def figures_of(cell):
-    return records.rounded(cells.run(cell))
+def test_a_check_runs_recorded_cells_again_and_finds_a_difference(stem, tmp_path, capsys, figures):
+    row = Row("Local training", "local", {"learning_rate": 0.01})
+    record = Cell(TASKS["digits"], "few", row, 0, None, Machine()).named() | figures
+    for change, said in (
+        ({}, "agrees"),
+        ({"own": 0.5}, "own 0.5, now"),
+        ({"inputs": ["others"]}, "not run: digits, other images or weights"),
+    ):
+        (tmp_path / f"{stem}.jsonl").write_text(json.dumps(record | change) + "\n")
+        with pytest.raises(SystemExit) if change else nullcontext():
+            compare.main(["--check", "1", "--records", str(tmp_path)])
+        assert said in capsys.readouterr().out
 
 
 def test_tuning_takes_the_best_stable_values_and_the_first_of_equal_ones(tmp_path, monkeypatch):
@@ -249,20 +241,21 @@ def test_every_row_of_an_ablation_runs(name, tmp_path):
         assert len(cells.run_all(listed, tmp_path / "r.jsonl", workers=1)) == len(listed)
 
 
-def test_the_best_eight_points_of_a_figure_have_titles_that_cover_nothing(monkeypatch, tmp_path):
-    """All ten methods send the same bytes, and their accuracies are within a point."""
+def test_the_best_eight_points_of_a_figure_are_in_its_legend(monkeypatch, tmp_path):
+    """All ten methods send the same bytes, and their points are next to each other."""
     sent = {"bytes_up": 1000, "bytes_down": 1000}
     by_row = {f"method {n}": [{"own": 0.8 - 0.001 * n} | sent] for n in range(10)}
     drawn = []
     monkeypatch.setattr(pages, "save", lambda figure, path: drawn.append(figure))
     pages.scatter(by_row, TASKS["digits"], tmp_path / "figure.png")
     (axes,) = drawn[0].axes
-    assert [text.get_text() for text in axes.texts] == [f"method {n}" for n in range(8)]
-    boxes = [pages.Text.get_window_extent(text) for text in axes.texts]
-    assert not any(box.count_overlaps(boxes[:n]) for n, box in enumerate(boxes))
-    points = [line.get_transform().transform(line.get_xydata())[0] for line in axes.lines]
-    assert len(points) == 10
-    assert not any(box.contains(*point) for box in boxes for point in points)
+    assert axes.get_legend() is not None
+    best, titles = axes.get_legend_handles_labels()
+    assert titles == [f"method {n}" for n in range(8)]
+    heights = [points[0].get_ydata().item() for points in best]
+    assert heights == pytest.approx([80 - 0.1 * n for n in range(8)])
+    assert len({points[0].get_color() for points in best}) == 8
+    assert len({line.get_xdata().item() for line in axes.lines}) == 10
 
 
 def test_lines_of_a_figure_are_the_intervals_of_the_tables(monkeypatch, tmp_path):

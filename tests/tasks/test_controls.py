@@ -1,5 +1,7 @@
 """Control rows: what they send, and how many passes they take."""
 
+import runpy
+import sys
 from functools import partial
 
 import pytest
@@ -12,7 +14,7 @@ from fedprompt.compare.rows import Row
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
-from tasks import TASKS
+from tasks import TASKS, controls
 from tasks.controls import CONTROLS
 from tasks.core import Machine
 from tasks.digits import FIXED
@@ -35,6 +37,11 @@ def made(name, **options):
     entry = CONTROLS[name]
     family = "CLIP" if entry.families == ("CLIP",) else "one model"
     return entry, federation_of(entry, family, **options)
+
+
+def test_without_peft_the_other_rows_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert runpy.run_path(controls.__file__)["CONTROLS"].keys() == CONTROLS.keys()
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -57,6 +57,7 @@ def test_shots_are_images_of_a_class_of_all_clients_together(shots):
 
 
 def test_new_classes_are_tests_only():
+    assert not {row.method for row in emoji.rows("base-to-new")} & {*emoji.OF_CLASSES}
     trial = made("base-to-new")
     new = trial.further["new"]
     assert [*trial.setting.class_names, *new.class_names] == list(samples.CLASS_NAMES)
@@ -68,9 +69,10 @@ def test_new_classes_are_tests_only():
 
 def test_cluttered_emoji_are_small_among_others():
     _, test = samples.emoji()
-    alone = torch.ones_like(test.images)  # fragments of nothing
-    drawn = emoji.cluttered(test.images, torch.Generator().manual_seed(0))
+    images = test.images[:250]
+    alone = torch.ones_like(images)  # fragments of nothing
+    drawn = emoji.cluttered(images, torch.Generator().manual_seed(0))
     assert torch.equal(emoji.cluttered(alone, torch.Generator().manual_seed(0)), alone)
-    corners = [(side[:, :, :4, :4] < 0.9).flatten(1).any(1) for side in (test.images, drawn)]
+    corners = [(side[:, :, :4, :4] < 0.9).flatten(1).any(1) for side in (images, drawn)]
     before, after = (corner.float().mean() for corner in corners)
-    assert after > 2 * before  # fragments are everywhere
+    assert after > 1.5 * before  # fragments are everywhere

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedprompt.methods import METHODS
-from tasks import TASKS, papers
+from tasks import papers
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGES = {
@@ -102,14 +102,3 @@ def test_the_call_has_the_values_of_the_first_setting_with_this_method(page):
     for name, values in calls:
         first = next(row for row in rows if row.method == name)
         assert METHODS[name].defaults | values == METHODS[name].defaults | first.values
-
-
-@pytest.mark.parametrize(
-    "page",
-    [page if page != "fedotp" else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
-)
-def test_hours_of_all_settings_are_estimated(page):
-    for name, setting in papers.settings(page).items():
-        for row in (row for row in setting.rows if row.method is not None):
-            hours = TASKS[page].hours(name, row)
-            assert (hours is None) if setting.data == "domainnet" else hours > 0

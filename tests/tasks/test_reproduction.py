@@ -18,12 +18,11 @@ from fedprompt.compare.trials import Trial
 from fedprompt.methods import METHODS, Setting
 from other_device import other_device
 from tasks import TASKS, papers, reproduction, sets
-from tasks.clusters import SUPERCLASSES, cluster_accuracy, purity
 from tasks.core import Machine
 from tasks.division import divide, fewer
 from tasks.epochs import EpochFederation
 from tasks.networks import Convolutional
-from tasks.reproduction import PaperVits
+from tasks.reproduction import SUPERCLASSES, PaperVits, cluster_accuracy, purity
 from tasks.sets import Images, ImageSet
 from tiny_backbones import SIZE, tiny
 from tiny_federations import vit_federation
@@ -35,13 +34,12 @@ CLASSES = {"cifar100": 100, "flowers102": 102, "five-dataset": 50}
 COOP = ("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-coop")
 FREE = ("tiny-imagenet", *COOP)
 """Data sets that are written with as many classes as clients."""
-FAST = ("sgpt-2-office-caltech10", "fedl2g-2-htfe3")
 DEVICE = ("fedhpl-1-svhn-iid", "sgpt-4-cifar100-s10", "fedl2g-2-htfe2", "fedotp-1-dtd")
 SIDE = 6
 SERVER = fp.averaging_server({})
 
 
-def small(setting, root, rows):
+def small(setting, root, rows=None):
     """Shrink a setting to two rounds, small images and a tiny data set in `root`."""
     if setting.family == "networks" and rows is not None:
         setting = replace(setting, num_clients=5, cohort_size=5)
@@ -70,11 +68,10 @@ def run(setting, data, row, device="cpu"):
     return measure.run(method, trial, shared=shared, causes=causes)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in SETTINGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_runs_from_files_to_its_figures(name, tmp_path):
-    setting, data = small(SETTINGS[name], tmp_path, 2 if name in FAST else None)
+    setting, data = small(SETTINGS[name], tmp_path)
     for row in setting.rows:
         found = run(setting, data, row)
         assert all(0 <= found[column] <= 1 for column in row.figures)
@@ -121,6 +118,17 @@ def test_a_trial_has_the_recipe_of_its_setting():
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
     assert made.augment is flipped
+    model, pixels = made.new_model(0).eval(), data.train.pixels[:2]
+    assert torch.equal(model(pixels), model(pixels.float()))  # the trunk prepares stored images
+
+
+def test_networks_from_scratch_have_features_of_the_width_of_the_setting():
+    setting = replace(SETTINGS["fedl2g-2-htfe3"], image_size=32, num_clients=3, cohort_size=3)
+    data = ImageSet("cifar10", images(300), images(30), tuple("0123456789"))
+    made = reproduction.divided(setting, data, setting.rows[-1], 0, Machine(), tiny).setting
+    models = [made.new_model(client).eval() for client in made.clients]
+    widths = [model.features(data.train.pixels[:2]).shape[1] for model in models]
+    assert widths == [setting.num_features] * 3
 
 
 def numbered(labels):

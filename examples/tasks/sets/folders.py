@@ -113,22 +113,18 @@ def office_caltech10(root: Path, size: int) -> ImageSet:
         "https://github.com/med-air/FedBN links an archive in this form."
     )
     require(base, OFFICE, how)
-    wholes = [read_folder(base / domain, layout="class") for domain in OFFICE]
-    classes = wholes[0].class_names
-    for whole in wholes:
-        if differing := {*classes} ^ {*whole.class_names}:
-            rule = "must have the same classes as the other folders; only one has"
-            raise ValueError(f"{whole.root} {rule} {sorted(differing)}.")
+    whole = read_folder(base, layout="domain/class")
+    classes = whole.class_names
+    for number, domain in enumerate(OFFICE):
+        own = {classes[label] for label in whole.labels[whole.domains == number]}
+        if differing := {*classes} - own:
+            rule = "must have the same classes as the other folders; only the others have"
+            raise ValueError(f"{base / domain} {rule} {sorted(differing)}.")
     lines = list(fedbn_lists(base, OFFICE, classes))
-    every = [
-        (path, label, number, "train")
-        for number, whole in enumerate(wholes)
-        for path, label in zip(whole.paths, whole.labels, strict=True)
-    ]
-    folder = listed(base, lines or every, classes, OFFICE)
+    folder = listed(base, lines, classes, OFFICE) if lines else fifth_held_out(whole)
     names = {"back_pack": "backpack", "laptop_computer": "laptop"}
     titles = [names.get(name, name) for name in classes]
-    return image_set(folder if lines else fifth_held_out(folder), titles, size)
+    return image_set(folder, titles, size)
 
 
 TEN = (

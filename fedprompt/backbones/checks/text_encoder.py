@@ -89,7 +89,7 @@ class _Judge(Judge):
         self.names = names
         dtype = torch.promote_types(names.tokens.dtype, torch.float32)
         size = (2, 3, names.tokens.shape[-1])
-        noise = torch.randn(size, generator=torch.Generator().manual_seed(0))
+        noise = torch.randn(size, generator=torch.Generator().manual_seed(0), device="cpu")
         self.context = (noise * names.tokens.float().std().cpu()).to(names.tokens.device, dtype)
 
     @torch.no_grad()
@@ -130,7 +130,8 @@ class _Judge(Judge):
         position = torch.arange(text.suffix.shape[-2], device=text.suffix.device)
         last = torch.tensor(text.end, device=position.device) - text.prefix.shape[-2]
         after = (position > last[:, None])[..., None]
-        noise = torch.randn(text.suffix.shape, generator=torch.Generator().manual_seed(1))
+        generator = torch.Generator().manual_seed(1)
+        noise = torch.randn(text.suffix.shape, generator=generator, device="cpu")
         changed = text._replace(suffix=text.suffix + after * noise.to(text.suffix))
         return _near(self.encoder(changed), self.encoder(text))
 

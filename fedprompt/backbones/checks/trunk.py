@@ -125,7 +125,8 @@ class _Judge(Judge):
             with torch.no_grad():
                 tokens, _ = self.trunk.embed(self.images)
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(self.trunk.depth, count, self.trunk.dim, generator=generator)
+        size = self.trunk.depth, count, self.trunk.dim
+        drawn = torch.randn(size, generator=generator, device="cpu")
         return list((drawn.to(tokens) * tokens.std()).detach())
 
     def lines(self) -> list[Line]:

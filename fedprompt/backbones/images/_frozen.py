@@ -163,7 +163,7 @@ class FrozenTrunk(Trunk):
         convolution = _convolution(self.model)
         channels = 3 if convolution is None else convolution.in_channels
         generator = torch.Generator().manual_seed(0)
-        image = torch.rand(1, channels, height, width, generator=generator)
+        image = torch.rand(1, channels, height, width, generator=generator, device="cpu")
         return fitted(image.to(weight.device), self.model, sizes)
 
     def _measured(self) -> tuple[torch.dtype, int]:
