@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 import huggingface_hub
@@ -120,9 +121,13 @@ def test_a_folder_travels_over_the_hub(saved, tmp_path, monkeypatch):
     assert 'fp.load_prompts("hub:me/pets")' in (hub / "me" / "pets" / "README.md").read_text()
 
 
+TOKENIZER_OF = cache(open_clip.get_tokenizer)  # it reads its vocabulary
+
+
 @pytest.fixture
-def clip(tmp_path):
+def clip(tmp_path, monkeypatch):
     """A small CLIP, whose name open_clip knows, and its weights."""
+    monkeypatch.setattr(open_clip, "get_tokenizer", TOKENIZER_OF)
     sizes = {"embed_dim": 12, "vision_cfg": VISION, "text_cfg": TEXT}
     (tmp_path / "tiny-clip.json").write_text(json.dumps(sizes))
     open_clip.add_model_config(tmp_path / "tiny-clip.json")

@@ -190,19 +190,19 @@ def statistics(counts: np.ndarray) -> list[float]:
 
 
 def test_the_cap_is_that_of_the_benchmarks() -> None:
-    """Ten classes over 20 clients at alpha .1, as CIFAR-10 in FedL2G; means of 100 draws."""
+    """Ten classes over 20 clients at alpha .1, as CIFAR-10 in FedL2G; means of 50 draws."""
     labels, draw = np.arange(2000) % 10, np.random.default_rng(0)
     found: dict[bool, list[list[float]]] = {True: [], False: []}
-    for capped in 100 * [True, False]:
+    for capped in 50 * [True, False]:
         how = {"alpha": 0.1, "capped": capped, "min_size": 0, "generator": draw}
         counts = np.array(class_counts(labels, dirichlet(labels, 20, **how), 10))
         before = np.cumsum(counts, axis=1)[:, :-1]
         assert (not counts[:, 1:][before >= 100].any()) or not capped
         found[capped].append(statistics(counts))
-    wanted = [statistics(capped_dirichlet([200] * 10, 20, 0.1, draw)) for _ in range(100)]
-    error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 100)
+    wanted = [statistics(capped_dirichlet([200] * 10, 20, 0.1, draw)) for _ in range(50)]
+    error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 50)
     assert (np.abs(np.mean(wanted, 0) - np.mean(found[True], 0)) < 5 * error).all()
-    assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 10 * error).all()
+    assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 7 * error).all()
 
 
 SVHN = (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)
@@ -233,7 +233,7 @@ def test_clients_have_given_sizes_and_random_mixes() -> None:
 
 def test_sizes_have_a_dirichlet_distribution() -> None:
     draw = np.random.default_rng(0)
-    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(600)]
+    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(300)]
     shares = np.array([[len(client) for client in part] for part in parts]) / 300
     np.testing.assert_allclose(shares.var(0), (1 / 4) * (3 / 4) / (4 * 2 + 1), rtol=0.2)
 

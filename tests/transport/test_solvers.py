@@ -60,16 +60,16 @@ MASSES = [0.05, 0.8, 0.95, 0.999, 0.99999, 1.0]
 SETTINGS = list(product(KINDS, [0.1, 0.01], [(196, 2), (49, 4), (7, 3), (3, 8)]))
 
 
-@pytest.mark.parametrize(  # half of all combinations: every pair of values occurs
+@pytest.mark.parametrize(  # a third of all combinations: every pair of values occurs
     ("kind", "epsilon", "rows", "columns", "mass"),
     [
         (kind, epsilon, *size, mass)
         for number, (kind, epsilon, size) in enumerate(SETTINGS)
-        for mass in MASSES[(number + number // 4) % 2 :: 2]
+        for mass in MASSES[(number + number // 4) % 3 :: 3]
     ],
 )
 def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows, columns):
-    cost = planted_cost(kind, (20, rows, columns), torch.Generator().manual_seed(5)).float()
+    cost = planted_cost(kind, (9, rows, columns), torch.Generator().manual_seed(5)).float()
     a, b = marginals(rows, columns, mass, torch.float32)
     coupling = newton(cost, a, b, epsilon=epsilon)
     assert coupling.plan.dtype == torch.float32
@@ -243,7 +243,7 @@ def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mass", [0.8, 1.0])
-@pytest.mark.parametrize("total", [1e-12, 1e-3, 7.0, 1e8, 1e9, 1e12, 1e20])
+@pytest.mark.parametrize("total", [1e-12, 7.0, 1e9, 1e20])
 def test_exact_solves_masses_of_any_size(total, mass, dtype):
     """Plans are linear in the masses, although POT compares sums with an absolute tolerance."""
     cost = planted_cost("wide", (2, 6, 3), torch.Generator().manual_seed(15)).to(dtype)
@@ -304,11 +304,12 @@ def test_newton_compiles_into_one_graph(epsilon, backend):
     )
 
 
+OTHERS = [dykstra, sinkhorn, exact, independent, unbalanced]
 VMAPPED = [(0, None, None), (None, 0, None), (None, None, 0), (1, 0, 0), (0, None, 1)]
+VMAPPED = [*((newton, in_dims) for in_dims in VMAPPED), *((each, (0, None, 1)) for each in OTHERS)]
 
 
-@pytest.mark.parametrize("solver", [*ITERATIVE, exact, independent, unbalanced])
-@pytest.mark.parametrize("in_dims", VMAPPED)
+@pytest.mark.parametrize(("solver", "in_dims"), VMAPPED)
 def test_vmap_over_any_argument_equals_a_loop(solver, in_dims):
     """At an epsilon at which solvers need more steps than under ``torch.compile``."""
     generator = torch.Generator().manual_seed(16)
@@ -340,8 +341,8 @@ def test_transforms_may_be_nested_and_duals_give_plans_in_them():
 
 
 @pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0])
-@pytest.mark.parametrize("scale", [1e30, 1e36, 1e38, 3e38])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0])
+@pytest.mark.parametrize("scale", [1e30, 1e36, 3e38])
 def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, scale):
     """A range that overflows when it is divided by epsilon gave NaN."""
     cost = planted_cost("wide", (4, 6, 3), torch.Generator().manual_seed(19)).float() - 1
