@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 
 import numpy as np
 import pytest
@@ -44,6 +45,11 @@ def write(root, layout, count, classes=CLASSES):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     return write(tmp_path_factory.mktemp("images") / "été", "{domain}/{split}/{name}", 9)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("few"), "{domain}/{split}/{name}", 3)
 
 
 @pytest.fixture(scope="module")
@@ -330,51 +336,36 @@ def test_a_plain_function_of_a_file_takes_part_and_is_tuned(images, vit, tmp_pat
     assert len(rates) == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--methods", "fedprx"], "'fedprx' is no method of the gallery; there are fedprox"),
-        (["--methods", "promptfl"], "must be for one model; promptfl is for CLIP"),
-        (["--methods", "bad.py:f"], r"bad.py, line 1 cannot be imported: SyntaxError"),
-        (["--methods", "none.py:f"], "must name an existing Python file; got none.py"),
-        (["--device", "cdua"], "`device` must be one of this machine; got cdua"),
-        (["--out", "/proc/x"], "`out` must be a folder for files"),
-        (["--out", "bad.py"], "`out` must be a folder for files"),
-        (["--clients", "iid"], "`--clients` must be domains, folders, iid:N"),
-        (["--base-to-new"], "`base_to_new` needs a CLIP"),
-        (["--vit", "none"], "`--vit` must name a network"),
-        (["--seeds", "0"], "argument --seeds: must be at least 1; got 0"),
-        (["--layout", "class/x"], "`layout` must be one of"),
-        (["--newcomers", "3"], "`newcomers` must be below 3, the clients; got 3"),
-        (["--cohort-size", "4"], "`cohort_size` must be at most 3, the clients that tr"),
-        (["--clients", ""], "argument --clients: must not be empty"),
-        (["--out="], "argument --out: must not be empty"),
-        (
-            ["--template", "{} {}"],
-            "`template` must have one {} for the name of a class; got '{} {}'",
-        ),
-        (["--device", "mps"], "`device` must be one of this machine; got mps: "),
-        (
-            ["--methods", "own.py"],
-            "`--methods` must be FILE:NAME for a file; got own.py: there are f, g",
-        ),
-        (
-            ["--methods", "own.py:f"],
-            "These methods do not fit. f: `f` must return a Method; got 3 (int)",
-        ),
-        (
-            ["--methods", "fedprox, own.py:g"],
-            "These methods do not fit. g: SystemExit: 3 (own.py, line 4)",
-        ),
-        (
-            ["--methods", "no.py:x"],
-            "'x' is no method of no.py; no function of it begins with `setting`",
-        ),
-        (["--methods", "exit.py:x"], "exit.py cannot be imported: SystemExit: 3"),
-    ],
-)
+MISTAKES = """
+--methods fedprx -> 'fedprx' is no method of the gallery; there are fedprox
+--methods promptfl -> must be for one model; promptfl is for CLIP
+--methods bad.py:f -> bad.py, line 1 cannot be imported: SyntaxError
+--methods none.py:f -> must name an existing Python file; got none.py
+--methods own.py -> `--methods` must be FILE:NAME for a file; got own.py: there are f, g
+--methods own.py:f -> These methods do not fit. f: `f` must return a Method; got 3 (int)
+--methods fedprox,own.py:g -> These methods do not fit. g: SystemExit: 3 (own.py, line 4)
+--methods no.py:x -> 'x' is no method of no.py; no function of it begins with `setting`
+--methods exit.py:x -> exit.py cannot be imported: SystemExit: 3
+--device cdua -> `device` must be one of this machine; got cdua
+--device mps -> `device` must be one of this machine; got mps: 
+--out /proc/x -> `out` must be a folder for files
+--out bad.py -> `out` must be a folder for files
+--out= -> argument --out: must not be empty
+--clients iid -> `--clients` must be domains, folders, iid:N
+--clients= -> argument --clients: must not be empty
+--base-to-new -> `base_to_new` needs a CLIP
+--vit none -> `--vit` must name a network
+--seeds 0 -> argument --seeds: must be at least 1; got 0
+--layout class/x -> `layout` must be one of
+--newcomers 3 -> `newcomers` must be below 3, the clients; got 3
+--cohort-size 4 -> `cohort_size` must be at most 3, the clients that tr
+--template='{} {}' -> `template` must have one {} for the name of a class; got '{} {}'
+"""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.strip().splitlines())
 def test_a_mistake_ends_with_one_line_before_anything_runs(
-    flags, message, images, vit, tmp_path, monkeypatch, capsys
+    mistake, few, vit, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     own = "import sys\ndef f(setting): return 3\ndef g(setting):\n    sys.exit(3)"
@@ -382,12 +373,10 @@ def test_a_mistake_ends_with_one_line_before_anything_runs(
     for name, text in files.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(results.cells, "run_all", None)
-    given = {"--vit": vit, "--methods": "fedprox", "--out": "out"} | dict(
-        [flags] if len(flags) == 2 else []
-    )
-    more = flags if len(flags) == 1 else []
+    flags, message = mistake.split(" -> ")
+    given = ["--vit", vit, "--methods", "fedprox", "--out", "out"]
     with pytest.raises(SystemExit) as error:
-        command.main([str(images), *(part for pair in given.items() for part in pair), *more])
+        command.main([str(few), *given, *shlex.split(flags)])  # the last of two flags counts
     assert error.value.code == 2
     said = capsys.readouterr().err
     assert re.match(f"fedprompt compare: .*{re.escape(message)}", said)
