@@ -347,7 +347,7 @@ MISTAKES = """
 --methods no.py:x -> 'x' is no method of no.py; no function of it begins with `setting`
 --methods exit.py:x -> exit.py cannot be imported: SystemExit: 3
 --device cdua -> `device` must be one of this machine; got cdua
---device mps -> `device` must be one of this machine; got mps: 
+--device mps -> `device` must be one of this machine; got mps:
 --out /proc/x -> `out` must be a folder for files
 --out bad.py -> `out` must be a folder for files
 --out= -> argument --out: must not be empty

@@ -193,7 +193,7 @@ REFUSED = {
     f"{TINY}=ROOT/deep.safetensors": "(it is of another network, which has blocks.6.",
     f"{TINY}=ROOT/test_resnet.safetensors": "(it is of another network, which has no cls_token)",
     f"vit_small_patch16_224=ROOT/{TINY}.safetensors": "size mismatch for cls_token",
-    "test_resnet=ROOT/test_resnet.safetensors": "name a vision transformer; got test_resnet (it is conv",
+    "test_resnet=ROOT/test_resnet.safetensors": "got test_resnet (it is convolutional",
     "ROOT/empty": "got ROOT/empty, damaged or of another network (Unrecognized model",
 }
 
