@@ -22,18 +22,20 @@ import sys, time, torch
 start = time.process_time()
 import fedprompt
 seconds = time.process_time() - start
+fedprompt.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
 heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "sklearn", "matplotlib")
 heavy += ("fedprompt.flower", "fedprompt.samples", "fedprompt.methods")
 print(seconds, *(name for name in heavy if name in sys.modules))
 """
-WITHOUT_FLOWER = """
+WITHOUT_EXTRAS = """
 import sys
-sys.modules["flwr"] = None
+sys.modules |= dict.fromkeys(("flwr", "matplotlib", "matplotlib.axes"))
 import fedprompt
-try:
-    from fedprompt import flower
-except ImportError as error:
-    print(error)
+for use in ("from fedprompt import flower", "fedprompt.plots.group_usage([1.0], axes=None)"):
+    try:
+        exec(use)
+    except ImportError as error:
+        print(error)
 """
 LONGEST_BODY = 40
 
@@ -47,9 +49,10 @@ def test_import_is_light_and_does_not_import_the_heavy_libraries(in_new_process)
     pytest.fail(f"the last import took {seconds} CPU seconds")
 
 
-def test_without_flwr_the_error_names_the_extra_to_install(in_new_process):
+def test_without_an_extra_the_error_names_it(in_new_process):
     expected = "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'\n"
-    assert in_new_process(WITHOUT_FLOWER) == expected
+    expected += "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
+    assert in_new_process(WITHOUT_EXTRAS) == expected
 
 
 def test_the_table_of_contents_is_complete_and_has_no_duplicates():

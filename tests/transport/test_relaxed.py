@@ -111,7 +111,6 @@ unbalanced(COST, A, B, rho=0.0) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, -1.0)) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, 1.0, 1.0)) -> TypeError: `rho` must be a number, or a pair
 unbalanced(COST, A, B, rho=tensor(math.inf)) -> TypeError: `rho` must be a number
-unbalanced(COST, A, B, rho='1') -> TypeError: `rho` must be a number
 torch.vmap(lambda rho: unbalanced(COST, A, B, rho=rho).plan)(A) -> TypeError: `rho` must be a n
 unbalanced(COST, A, B, rho=math.inf) -> ValueError: `b` must sum to the sum of `a`
 unbalanced(COST, A, B, epsilon=0.0) -> ValueError: `epsilon` must be above 0

@@ -264,15 +264,6 @@ def test_solvers_mutate_no_argument_and_print_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_pot_is_imported_by_exact_alone(in_new_process):
-    program = """
-import sys, torch, fedprompt as fp
-fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
-print("ot" in sys.modules)
-"""
-    assert in_new_process(program).strip() == "False"
-
-
 HALF = torch.full((2,), 0.5)
 COST = torch.zeros(3, 2, 2)
 
@@ -342,7 +333,7 @@ def test_transforms_may_be_nested_and_duals_give_plans_in_them():
 
 @pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0])
-@pytest.mark.parametrize("scale", [1e30, 1e36, 3e38])
+@pytest.mark.parametrize("scale", [1e30, 1e36, 1e38, 3e38])
 def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, scale):
     """A range that overflows when it is divided by epsilon gave NaN."""
     cost = planted_cost("wide", (4, 6, 3), torch.Generator().manual_seed(19)).float() - 1
@@ -361,16 +352,11 @@ def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, sc
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 newton(COST, HALF, HALF, epsilon=0) -> ValueError: `epsilon` must be
-dykstra(COST, HALF, HALF, epsilon=-0.1) -> ValueError: `epsilon` must be
 sinkhorn(COST, HALF, HALF, epsilon=float('nan')) -> ValueError: `epsilon` must be
 newton(COST, HALF, HALF, epsilon='0.1') -> TypeError: `epsilon` must be
 newton(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
-dykstra(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
-sinkhorn(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
 newton(COST, HALF, HALF, max_iterations=0) -> ValueError: `max_iterations` must be
-dykstra(COST, HALF, HALF, max_iterations=0) -> ValueError: `max_iterations` must be
 sinkhorn(COST, HALF, HALF, max_iterations=1.5) -> TypeError: `max_iterations` must be
-newton(COST, HALF, 2 * HALF) -> ValueError: `b` must sum to
 newton(COST, HALF, tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])) -> ValueError: `b` must sum to
 newton(COST, HALF, tensor([1.0, 0.0])) -> ValueError: `b` must be finite and above 0
 newton(COST, tensor([1.5, -0.5]), HALF) -> ValueError: `a` must be finite and at least 0
