@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedprompt import samples
-from fedprompt.compare import cells
+from fedprompt.compare import cells, measure
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.rows import Row
 from other_device import other_device
@@ -23,6 +23,7 @@ def few_digits(monkeypatch):
     few = few._make(part[::4] for part in few)
     monkeypatch.setattr(samples, "digits", lambda *_, **__: few)
     monkeypatch.setattr(digits, "digits", digits.digits.__wrapped__)
+    monkeypatch.setattr(measure, "OWN_STEPS", 1)
 
 
 def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(

@@ -24,7 +24,7 @@ from refusals import refused
 
 CLASSES, DOMAINS = ("chat noir", "ö été", "zebra", "hund"), ("art", "photo été", "sketch")
 SIZE = 32
-FEW = ["--size", str(SIZE), "--rounds", "2", "--steps", "1", "--seeds", "1", "--workers", "1"]
+FEW = ["--size", str(SIZE), "--rounds", "1", "--steps", "1", "--seeds", "1", "--workers", "1"]
 
 
 def write(root, layout, count, classes=CLASSES):
