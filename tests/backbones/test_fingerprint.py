@@ -137,7 +137,7 @@ def test_settings_of_training_and_of_the_machine_do_not_change_the_fingerprint()
 
 def test_plain_settings_of_all_modules_are_part_of_the_fingerprint():
     trunk = fp.vit_trunk(tiny_vit())
-    values = (0.5, 7, "7", (7, 8), (0.5, "a"), (), 8)
+    values = (0.5, 7, "7", (7, 8), (7, 9), (0.5, "a"), (), 8)
     settings = [("", "grid", value) for value in values]
     settings += [("blocks.1", "grid", 7), ("blocks.0", "grid", 7), ("", "grids", 7)]
     prints = [fp.fingerprint(trunk)]

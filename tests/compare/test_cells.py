@@ -114,11 +114,19 @@ def test_a_trial_that_diverges_has_no_accuracy_and_a_reported_run_fails_and_is_l
         pytest.param("clip", "fedotp", marks=pytest.mark.slow),
     ],
 )
-def test_models_and_batches_are_on_the_device_of_the_machine(name, method):
-    task = TASKS[name]
-    (row,) = (row for row in task.rows("few") if row.method == method)
+def test_models_and_batches_are_on_the_device_of_the_machine(name, method, monkeypatch):
+    (row,) = (row for row in TASKS[name].rows("few") if row.method == method)
+    run, seen = measure.run, set()
+
+    def watched(method, trial, **options):
+        batch, _ = next(iter(trial.federation.data(0, 0).batches()))
+        seen.update(part.device for part in (batch, *method.server.state["values"].values()))
+        return run(method, trial, **options)
+
+    monkeypatch.setattr(measure, "run", watched)
     with other_device() as device:
         found = cells.run(Cell(TASKS[name], "few", row, 0, None, Machine(str(device), shrink=0.01)))
+    assert seen == {device}
     assert 0 <= found["own"] <= 1
     digits.trunk.cache_clear()
 
