@@ -53,7 +53,7 @@ TREES = st.recursive(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(TREES)
 def test_a_tree_is_restored_exactly(tmp_path_factory, tree):
     directory = tmp_path_factory.mktemp("checkpoint")
@@ -413,7 +413,7 @@ def test_a_crafted_tree_with_the_right_digest_is_refused(tmp_path, text):
         load_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_changed_bit_of_the_tree_is_detected(step, tmp_path):
     """A changed bit of ``state.json`` is refused by a ValueError or without effect."""
     weighted = Weighted(torch.ones(1), torch.ones(1))
@@ -426,7 +426,7 @@ def test_a_changed_bit_of_the_tree_is_detected(step, tmp_path):
     save_checkpoint(tree, tmp_path)
     state = tmp_path / "state.json"
     whole, refused = state.read_bytes(), 0
-    bits = range(0, 8 * len(whole), step)  # by default two or three bits of every byte
+    bits = range(0, 8 * len(whole), step)  # by default one or two bits of every byte
     for bit in bits:
         state.write_bytes(flipped(whole, bit))
         try:

@@ -271,7 +271,6 @@ distillation_loss(LOGITS, tensor([0, 3]), TEACHER) -> ValueError: `labels` must 
 distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
 distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must have one entry for each
 distillation_loss(LOGITS[0], LABELS, TEACHER) -> TypeError: `logits` must be floating-point of
-distillation_loss(LOGITS.long(), LABELS, TEACHER) -> TypeError: `logits` must be floating-point of
 distillation_loss(LOGITS, LABELS, eye(3)) -> TypeError: `teacher` must be a Weighted(value
 distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) -> TypeError: `teacher.value` must be a
 distillation_loss(LOGITS, LABELS, Weighted(eye(4), ones(4))) -> ValueError: `teacher` must have

@@ -171,8 +171,9 @@ def test_every_page_is_in_the_contents():
 LONG = tuple(  # several seconds each; `.ci/run` runs them
     f"how-to/{page}"
     for page in (
-        "differential-privacy", "domains", "export", "lora", "new-clients", "peft-prompts",
-        "run-the-gallery", "train-as-you-like",
+        "differential-privacy", "domains", "export", "lora", "mixed-precision", "new-clients",
+        "nothing-learns", "peft-prompts", "run-the-gallery", "segmentation", "train-as-you-like",
+        "write-your-own-method",
     )
 )  # fmt: skip
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.

@@ -181,7 +181,6 @@ test_wrong_calls_are_refused_by_name = refused(globals())("""
 features([]) -> ValueError: `dataset` must contain at least one image; got none
 features(Endless()) -> TypeError: got a Endless
 features(tensor(1.0)) -> TypeError: got a Tensor
-features(3) -> TypeError: got a int
 features([(np.zeros(3), 1)]) -> TypeError: `dataset` must return image tensors
 features([()]) -> TypeError: got a tuple at 0
 features([zeros(2), zeros(3)]) -> ValueError: `dataset` must return

@@ -149,6 +149,5 @@ entered(nn.Parameter(zeros(1))) -> ValueError: `parts` must belong to `
 entered('head') -> TypeError: `parts[0]` must be a parameter or a module
 entered(zeros(2)) -> TypeError: `parts[0]` must be a parameter or a module
 freeze(None) -> TypeError: `model` must be an nn.Module; got
-freeze([nn.Linear(1, 1)]) -> TypeError: `model` must be an nn.Module; got
 training_only(None, nn.Linear(1, 1)).__enter__() -> TypeError: `model` must be an nn.Module; got
 """)

@@ -16,24 +16,26 @@ import fedprompt
 from fedprompt import _renamed, interfaces
 
 ROOT = Path(fedprompt.__file__).parent
-SOURCES = sorted(ROOT.rglob("*.py"))
+SOURCES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 PROGRAM = """
 import sys, time, torch
 start = time.process_time()
 import fedprompt
 seconds = time.process_time() - start
+fedprompt.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
 heavy = ("timm", "open_clip", "transformers", "ot", "triton", "flwr", "sklearn", "matplotlib")
 heavy += ("fedprompt.flower", "fedprompt.samples", "fedprompt.methods")
 print(seconds, *(name for name in heavy if name in sys.modules))
 """
-WITHOUT_FLOWER = """
+WITHOUT_EXTRAS = """
 import sys
-sys.modules["flwr"] = None
+sys.modules |= dict.fromkeys(("flwr", "matplotlib", "matplotlib.axes"))
 import fedprompt
-try:
-    from fedprompt import flower
-except ImportError as error:
-    print(error)
+for use in ("from fedprompt import flower", "fedprompt.plots.group_usage([1.0], axes=None)"):
+    try:
+        exec(use)
+    except ImportError as error:
+        print(error)
 """
 LONGEST_BODY = 40
 
@@ -47,9 +49,10 @@ def test_import_is_light_and_does_not_import_the_heavy_libraries(in_new_process)
     pytest.fail(f"the last import took {seconds} CPU seconds")
 
 
-def test_without_flwr_the_error_names_the_extra_to_install(in_new_process):
+def test_without_an_extra_the_error_names_it(in_new_process):
     expected = "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'\n"
-    assert in_new_process(WITHOUT_FLOWER) == expected
+    expected += "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
+    assert in_new_process(WITHOUT_EXTRAS) == expected
 
 
 def test_the_table_of_contents_is_complete_and_has_no_duplicates():
@@ -110,13 +113,13 @@ def test_a_file_name_is_used_once():
     assert [name for name in set(names) if names.count(name) > 1] == []
 
 
-def functions(path: Path) -> list[tuple[str, int]]:
+def functions(tree: ast.Module) -> list[tuple[str, int]]:
     """Return the name and the number of lines of every function.
 
     Docstrings do not count, and inner functions count alone.
     """
     sizes = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
@@ -127,16 +130,20 @@ def functions(path: Path) -> list[tuple[str, int]]:
 
 
 def test_no_function_body_is_longer_than_forty_lines():
-    sizes = [(path.name, name, lines) for path in SOURCES for name, lines in functions(path)]
+    sizes = [
+        (path.name, name, lines)
+        for path, tree in SOURCES.items()
+        for name, lines in functions(tree)
+    ]
     assert len(sizes) > 500
     assert [function for function in sizes if function[2] > LONGEST_BODY] == []
 
 
-def foreign_private_imports(path: Path, source: str) -> list[str]:
+def foreign_private_imports(path: Path, tree: ast.Module) -> list[str]:
     """Return the imports of `fedprompt.X._y` in a file outside `fedprompt/X`."""
     package = path.relative_to(ROOT).parts[0]
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom | ast.Import):
             continue
         modules = [alias.name for alias in node.names]
@@ -151,7 +158,7 @@ def foreign_private_imports(path: Path, source: str) -> list[str]:
 
 
 def test_private_modules_are_imported_only_in_their_own_package():
-    found = [(path, foreign_private_imports(path, path.read_text())) for path in SOURCES]
+    found = [(path, foreign_private_imports(path, tree)) for path, tree in SOURCES.items()]
     assert len(found) > 100
     assert [(path, names) for path, names in found if names] == []
 

@@ -171,26 +171,9 @@ def test_anything_but_one_axes_is_refused_by_name(call, axes, got):
         call(axes)
 
 
-def test_without_matplotlib_the_error_names_the_extra(in_new_process):
-    program = """
-import sys
-sys.modules["matplotlib"] = sys.modules["matplotlib.axes"] = None
-import torch, fedprompt
-try:
-    fedprompt.plots.group_usage(torch.ones(2), axes=None)
-except ImportError as error:
-    print(error)
-"""
-    assert (
-        in_new_process(program)
-        == "`fedprompt.plots` needs matplotlib: pip install 'fedprompt[plots]'\n"
-    )
-
-
 REFUSED = """
 plots.partition([], [[]], axes=AXES) -> ValueError: `labels` must hold at least one label; got
 plots.partition([0.5], [[0]], axes=AXES) -> TypeError: `labels[0]` must be an integer; got 0.5
-plots.partition(LABELS, [], axes=AXES) -> TypeError: `clients` must be a list with the positions of
 plots.partition(LABELS, np.eye(3), axes=AXES) -> TypeError: got a float64 array of shape (3, 3).
 plots.partition(LABELS, [[0], [7]], axes=AXES) -> ValueError: `clients[1]` must lie in [0, 7), the
 plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be an array, a tensor or

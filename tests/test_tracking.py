@@ -51,8 +51,8 @@ def stand_ins(logged, closed):
 def names():
     names = {}
     exec(SETUP, names)
-    names["expected"] = dict(enumerate(names["tracked"]()))
-    return names
+    figures = list(names["tracked"]())
+    return names | {"expected": dict(enumerate(figures)), "tracked": lambda: iter(figures)}
 
 
 @pytest.mark.parametrize("package", ["wandb", "torch.utils.tensorboard", "mlflow", "trackio"])

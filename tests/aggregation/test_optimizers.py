@@ -200,6 +200,5 @@ yogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
 fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
 step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-step(adam(**OPTIONS), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
 step(adam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
 """)

@@ -169,7 +169,7 @@ def test_the_patch_of_a_timm_tower_equals_an_image_with_that_location_everywhere
         :, prefix:
     ]
     assert patches.shape == (2, locations.shape[1], expected.shape[1])
-    for patch in {0, 1, locations.shape[1] // 2, locations.shape[1] - 1}:
+    for patch in {1, locations.shape[1] - 1}:
         alike = locations[:, patch].reshape(
             [2 if axis == 0 else 1 if axis in axes else -1 for axis in range(features.ndim)]
         )

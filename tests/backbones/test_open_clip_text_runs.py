@@ -13,9 +13,13 @@ def gradients(features, *inputs):
     return torch.autograd.grad((features * draw(*features.shape, seed=5)).sum(), inputs)
 
 
-@pytest.mark.parametrize("specific", [False, True])
-@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
-@pytest.mark.parametrize("kind", ["CLIP", "both ways, last"])
+@pytest.mark.parametrize(
+    ("kind", "chunk", "specific"),
+    [
+        ("CLIP", 1, False), ("CLIP", 4, True), ("CLIP", 11, False), ("CLIP", 100, True),
+        ("both ways, last", 4, False), ("both ways, last", 11, True),
+    ],
+)  # fmt: skip
 def test_chunks_of_classes_change_neither_features_nor_gradients(kind, chunk, specific):
     model = make_clip(**TOWERS[kind])
     context = draw(2, *[len(NAMES)] * specific, 5, 16).requires_grad_()

@@ -196,7 +196,6 @@ def checked(*given, **more):
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 tower().class_names('cat') -> TypeError: `names` must be a sequence of strings; got 'cat'
-tower().class_names(3) -> TypeError: `names` must be a sequence of strings; got 3
 tower().class_names(['cat', 3]) -> TypeError: `names[1]` must be a string; got 3
 tower().class_names([]) -> ValueError: `names` must contain at least one string
 tower().class_names(['cat', '']) -> ValueError: have at least 1 token and at most 21; got ''
@@ -288,7 +287,6 @@ vit_trunk(two_pools()) -> TypeError: its forward pass is not known here
 vit_trunk(open_clip.modified_resnet.ModifiedResNet((1,) * 4, 8, 8, width=8)) -> TypeError: is convol
 vit_trunk(TimmModel('test_convnext', 4, 160)) -> TypeError: it is convolutional
 vit_trunk('vit_tiny_patch16_224') -> TypeError: (it is not an nn.Module); got str
-vit_trunk(None) -> TypeError: (it is not an nn.Module); got NoneType
 vit_trunk(nn.Linear(2, 2)) -> TypeError: (it has no attention); got Linear
 vit_trunk(nn.Sequential(tiny_vit())) -> TypeError: it contains one; pass model.get_submodule('0'))
 vit_trunk(with_extra('ViT-B-16')) -> ValueError: must have no adapters and train all parameters or
@@ -308,7 +306,6 @@ vit_trunk(tiny_vit(), probe=None) -> TypeError: `probe` must be True or False; g
 images('ViT-B-16', 2, 3, 16, 16) -> ValueError: (32, 32), because its positions are fixed; got (16
 images('EVA02-B-16', 2, 3, 16, 16) -> ValueError: (32, 32), because its positions are fixed; got
 images('ViTModel', 2, 3, 33, 33) -> ValueError: have a size that is a multiple of the patches' (8,
-images('Dinov2Model', 2, 3, 7, 7) -> ValueError: have a size that is a multiple of the patches'
 images('ViT-B-16', 2, 32, 32, 3) -> ValueError: `images` must have 3 channels in front of
 images('EVA02-B-16', 2, 1, 32, 32) -> ValueError: `images` must have 3 channels; for gray
 images('ViTModel', 2, 4, 32, 32) -> ValueError: `images` must have 3 channels; got
@@ -321,11 +318,9 @@ masked(zeros(17, 17) + float('inf')) -> ValueError: `attention_mask` must be fin
 masked(zeros(17, 17).bool()) -> TypeError: shape (seq, seq); got a bool tensor of shape (17, 17).
 masked([[0.0]]) -> TypeError: `attention_mask` must be a floating-point tensor of shape (seq, seq)
 masked(zeros(1, 1)) -> ValueError: have shape (seq, seq) for the 17 tokens; got (1, 1).
-masked(zeros(16, 16)) -> ValueError: have shape (seq, seq) for the 17 tokens; got (16, 16).
 masked(zeros(18, 18)) -> ValueError: have shape (seq, seq) for the 17 tokens; got (18, 18).
 trainable([]) -> ValueError: contain at least one parameter of `model`; got none.
 trainable('lora_') -> TypeError: `trainable` must be a list of parameters or modules of `model`; got
-trainable(3) -> TypeError: `trainable` must be a list of parameters or modules of `model`; got 3
 trainable(['lora_']) -> TypeError: `trainable[0]` must be a parameter or a module of `model`; got
 trainable([nn.Linear(2, 2)]) -> ValueError: `trainable` must belong to `model`; got 2 parameters
 judged(1, 3, 16, 16) -> ValueError: contain at least two images; got 1.
@@ -335,7 +330,6 @@ check.activation(make_clip(), 'ViT-B-16', 'no such tag') -> ValueError: got no s
 check.activation(make_clip(), 'ViT-B-16', '/home/weights.pt') -> ValueError: a tag that open_clip l
 check.activation(make_clip(), 'no such model', 'openai') -> ValueError: lists for `no such model`;
 fingerprint(nn.Identity()) -> TypeError: `backbone` must be a network with weights, or a trunk
-fingerprint(None) -> TypeError: `backbone` must be a network with weights, or a trunk
 fingerprint(vit_trunk(tiny_vit()), DeepPrompts(2, 12, 3)) -> TypeError: `streams[0]`
 fingerprint(vit_trunk(tiny_vit()), class_names='cat') -> TypeError: `class_names` must be a
 fingerprint(vit_trunk(tiny_vit()), class_names=[1]) -> TypeError: `class_names[0]` must

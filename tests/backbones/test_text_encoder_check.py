@@ -1,6 +1,8 @@
 """The check of text encoders: right ones pass, and each wrong one fails on its line."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch.nn as nn
@@ -29,9 +31,10 @@ def test_the_library_passes(kind, chunk):
 
 @dataclass
 class Wrapped:
-    """A tower with one mistake."""
+    """A tower whose calls a function changes."""
 
     tower: TextTower
+    change: Callable = lambda tower, text: tower(text)
     dim: int = 16
 
     def __post_init__(self):
@@ -41,70 +44,47 @@ class Wrapped:
         return self
 
     def __call__(self, text):
-        return self.tower(text)
+        return self.change(self.tower, text)
+
+
+def sorted_classes(tower, text):
+    """Return the classes in the order of their lengths."""
+    order = sorted(range(len(text.end)), key=text.end.__getitem__)
+    return tower(text)[..., order, :]
+
+
+def without_suffix_context(tower, text):
+    """Drop the tokens before the last few of the suffix."""
+    if text.context is None:
+        cut = text.suffix[..., 3:, :]
+        text = PromptedText(text.prefix, cut, tuple(end - 3 for end in text.end))
+    return tower(text)
+
+
+def first_sample(tower, text):
+    if text.prefix.ndim == 4:
+        prefix, suffix = (part[0] for part in text[:2])
+        return tower(text._replace(prefix=prefix, suffix=suffix))[None]
+    return tower(text)
+
+
+def reading_padding(tower, text):
+    length = text.prefix.shape[-2] + text.suffix.shape[-2]
+    return tower(text._replace(end=(length - 1,) * len(text.end)))
+
+
+def counting(tower, text):
+    """Change a weight in every call."""
+    tower.model.logit_scale.data += 1
+    return tower(text)
+
+
+def detached(tower, text):
+    return tower(text._replace(prefix=text.prefix.detach())) + 0 * text.prefix.sum()
 
 
 class OtherWidth(Wrapped):
     dim = property(lambda self: 12, lambda self, value: None)
-
-
-class Squeezed(Wrapped):
-    def __call__(self, text):
-        return self.tower(text).squeeze(0)
-
-
-class Random(Wrapped):
-    def __call__(self, text):
-        return nn.functional.dropout(self.tower(text), 0.5)
-
-
-class SortedClasses(Wrapped):
-    """Classes come back in the order of their lengths."""
-
-    def __call__(self, text):
-        order = sorted(range(len(text.end)), key=text.end.__getitem__)
-        return self.tower(text)[..., order, :]
-
-
-class Centered(Wrapped):
-    def __call__(self, text):
-        features = self.tower(text)
-        return features - features.mean(-2, keepdim=True)
-
-
-class MixedContexts(Wrapped):
-    def __call__(self, text):
-        features = self.tower(text)
-        return features + 0.1 * features.mean(-3, keepdim=True)
-
-
-class ReadsPadding(Wrapped):
-    def __call__(self, text):
-        length = text.prefix.shape[-2] + text.suffix.shape[-2]
-        return self.tower(text._replace(end=(length - 1,) * len(text.end)))
-
-
-class IgnoresSuffixContext(Wrapped):
-    """Tokens before the last few of the suffix are dropped."""
-
-    def __call__(self, text):
-        if text.context is None:
-            cut = text.suffix[..., 3:, :]
-            text = PromptedText(text.prefix, cut, tuple(end - 3 for end in text.end))
-        return self.tower(text)
-
-
-class OneSample(Wrapped):
-    def __call__(self, text):
-        if text.prefix.ndim == 4:
-            prefix, suffix = (part[0] for part in text[:2])
-            return self.tower(text._replace(prefix=prefix, suffix=suffix))[None]
-        return self.tower(text)
-
-
-class Detached(Wrapped):
-    def __call__(self, text):
-        return self.tower(text._replace(prefix=text.prefix.detach())) + 0 * text.prefix.sum()
 
 
 class Trains(Wrapped):
@@ -112,46 +92,49 @@ class Trains(Wrapped):
         self.model = nn.Linear(2, 2)
 
 
-class Counts(Wrapped):
-    """A weight changes in every call."""
-
-    def __call__(self, text):
-        self.model.logit_scale.data += 1
-        return self.tower(text)
-
-
 class Copied(Wrapped):
     def __deepcopy__(self, memo):
         return type(self)(self.tower)
 
 
-class Scaled(Wrapped):
-    def __call__(self, text):
-        return 1.01 * self.tower(text)
+def centered(tower, text, dim=-2, share=-1.0):
+    features = tower(text)
+    return features + share * features.mean(dim, keepdim=True)
 
 
+# Encoders, and the line that fails.
 WRONG = {
-    OtherWidth: "shape", Squeezed: "shape", Random: "repeatable", SortedClasses: "classes",
-    Centered: "classes", MixedContexts: "contexts", ReadsPadding: "end of text",
-    IgnoresSuffixContext: "class-specific", OneSample: "samples", Detached: "gradients",
-    Trains: "frozen", Counts: "unchanged", Copied: "shared", Scaled: "same as the model",
-}  # fmt: skip
+    "another width": (OtherWidth, "shape"),
+    "squeezed": (lambda tower, text: tower(text).squeeze(0), "shape"),
+    "random": (lambda tower, text: nn.functional.dropout(tower(text), 0.5), "repeatable"),
+    "sorted classes": (sorted_classes, "classes"),
+    "centered": (centered, "classes"),
+    "mixed contexts": (partial(centered, dim=-3, share=0.1), "contexts"),
+    "reads padding": (reading_padding, "end of text"),
+    "no suffix context": (without_suffix_context, "class-specific"),
+    "one sample": (first_sample, "samples"),
+    "detached": (detached, "gradients"),
+    "trains": (Trains, "frozen"),
+    "counts": (counting, "unchanged"),
+    "copied": (Copied, "shared"),
+    "scaled": (lambda tower, text: 1.01 * tower(text), "same as the model"),
+}
 
 
 @pytest.mark.unhooked  # the wrong shapes would be refused by the hook
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_wrong_encoders_fail_on_their_line(wrong):
+@pytest.mark.parametrize(("wrong", "expected"), WRONG.values(), ids=WRONG)
+def test_wrong_encoders_fail_on_their_line(wrong, expected):
     model = make_clip()
     tower = TextTower(model, TOKENIZER)
-    names = NAMES[:5]
+    names = NAMES[2:5]  # not in the order of their lengths
     report = check_text_encoder(
-        wrong(tower),
+        wrong(tower) if isinstance(wrong, type) else Wrapped(tower, wrong),
         tower.class_names(names),
         words=tower.words("a photo of a"),
         expected=model.encode_text(TOKENIZER([f"a photo of a {name}." for name in names])),
     )
-    assert WRONG[wrong] in report.failed, str(report)
-    (line,) = (line for line in report.lines if line.name == WRONG[wrong])
+    assert expected in report.failed, str(report)
+    (line,) = (line for line in report.lines if line.name == expected)
     assert f"-> {line.remedy}" in str(report)
 
 

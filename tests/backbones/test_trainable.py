@@ -8,6 +8,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
+import models
 from errors import raises
 from fedprompt.interfaces import TrainableTrunk
 from fedprompt.privacy import per_sample
@@ -47,23 +48,12 @@ def make(part):
 every_part = pytest.mark.parametrize("part", [left_trainable, norms, biases])
 
 
-class Client(nn.Module):
+class Client(models.Client):
     """Trained part of a trunk, prompts and a head."""
 
-    def __init__(self, trunk, *, seed=0):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.trunk = trunk
+    def __init__(self, trunk):
+        super().__init__(trunk, torch.Generator().manual_seed(0))
         self.inside = trunk.trainable
-        self.prompts = fp.DeepPrompts(2, trunk, generator=generator)
-        self.head = nn.Linear(trunk.num_features, 4)
-        for parameter in self.head.parameters():
-            nn.init.normal_(parameter, generator=generator)
-        self.prompts.double()
-        self.head.double()
-
-    def forward(self, images):
-        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
 def step(client, images, labels, parameters=None):

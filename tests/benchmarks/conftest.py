@@ -1,9 +1,11 @@
 """Measurements for the benchmarks: CPU time and peak memory, in one process and one thread."""
 
 import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ def _processor() -> str:
 
 
 PROCESSOR = _processor()
+ROW = re.compile(r"(\w+) / (\w+), (time|memory)(?: (<=|>=) ([\d.]+))?")
 
 
 class Meter:
@@ -104,6 +107,39 @@ class Meter:
     def peak_bytes(self, **functions: Callable[[], object]) -> dict[str, int]:
         """Return the largest sum of live allocations above each function's start."""
         return {name: peak_bytes(function) for name, function in functions.items()}
+
+    def compare(
+        self,
+        title: str,
+        table: str,
+        *,
+        rounds: int | None = None,
+        **functions: Callable[[], object],
+    ) -> dict[str, Any]:
+        """Report ratios of functions, and return the seconds and the peaks in bytes.
+
+        Args:
+            title: Beginning of each line.
+            table: One ratio a line, with a bound or without: ``ours / theirs, memory <= 1.1``.
+            rounds: As for :meth:`seconds`.
+            functions: Functions without arguments.
+        """
+        rows = [ROW.fullmatch(line.strip()).groups() for line in table.strip().splitlines()]
+        found: dict[str, Any] = {"time": {}, "memory": {}}
+        if timed := {
+            name for one, other, kind, *_ in rows if kind == "time" for name in (one, other)
+        }:
+            chosen = {name: call for name, call in functions.items() if name in timed}
+            found["time"] = self.seconds(rounds=rounds, **chosen)
+        if any(kind == "memory" for _, _, kind, *_ in rows):
+            found["memory"] = self.peak_bytes(**functions)
+        for one, other, kind, sign, bound in rows:
+            name = f"{title}, {one} / {other}, {kind}"
+            if kind == "memory":
+                name += f" ({found[kind][one] / 2**20:.0f} / {found[kind][other] / 2**20:.0f} MiB)"
+            limit = {{"<=": "at_most", ">=": "at_least"}[sign]: float(bound)} if sign else {}
+            self.report(name, found[kind][one] / found[kind][other], **limit)
+        return found
 
     def report(
         self,

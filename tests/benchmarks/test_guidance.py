@@ -14,12 +14,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from fedprompt import DeepPrompts, encode_prompted, vit_trunk
 from fedprompt.guidance import _forward_rules, forward_mode, guide_gradient
 from references import fedl2g
+from timed import CLASSES, Client, vit
 
 pytestmark = pytest.mark.benchmark
-CLASSES, RATE = 10, 0.01
+RATE = 0.01
 
 
 class Guided(nn.Module):
@@ -34,23 +34,8 @@ class Guided(nn.Module):
         return logits, logits
 
 
-class Prompted(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.trunk = vit_trunk(model)
-        self.prompts = DeepPrompts(
-            10, self.trunk.dim, self.trunk.depth, generator=torch.Generator().manual_seed(0)
-        )
-        self.head = nn.Linear(self.trunk.dim, CLASSES)
-
-    def forward(self, images):
-        return self.head(encode_prompted(self.trunk, images, self.prompts()).pooled)
-
-
-def vit(depth, *, checkpointing=False):
-    model = timm.create_model(
-        "vit_tiny_patch16_224", pretrained=False, num_classes=CLASSES, depth=depth
-    ).eval()
+def deep(depth, *, checkpointing=False):
+    model = vit(depth=depth, num_classes=CLASSES)
     model.set_grad_checkpointing(checkpointing)
     return model
 
@@ -58,23 +43,16 @@ def vit(depth, *, checkpointing=False):
 # name: (model, twin without checkpointing for the reference, (batch, pixels),
 #        largest ratio of times, smallest ratio of memory)
 CASES = {
-    "ViT-Ti, all weights": (vit, None, (8, 224), 1.15, 3.3),
-    "ViT-Ti, prompts": (lambda depth: Prompted(vit(depth)), None, (8, 224), 1.15, 3.3),
+    "ViT-Ti, all weights": (deep, None, (8, 224), 1.15, 3.3),
+    "ViT-Ti, prompts": (lambda depth: Client(vit(depth=depth)), None, (8, 224), 1.15, 3.3),
     "ResNet-18": (
         lambda depth: timm.create_model("resnet18", pretrained=False, num_classes=CLASSES),
-        None,
-        (32, 64),
-        0.87,
-        1.7,
+        None, (32, 64), 0.87, 1.7,
     ),
     "ViT-Ti, all weights, checkpointing": (
-        lambda depth: vit(depth, checkpointing=True),
-        vit,
-        (8, 224),
-        None,
-        8.0,
+        partial(deep, checkpointing=True), deep, (8, 224), None, 8.0,
     ),
-}
+}  # fmt: skip
 
 
 def draw(batch, pixels):
@@ -127,32 +105,18 @@ def test_guide_gradient(meter, case):
     expected = calls["published"]()
     error = (calls["ours"]().value - expected).norm() / expected.norm()
     meter.report(f"{case}: relative difference in float32 x 1e6", error * 1e6, at_most=100.0)
-    seconds = meter.seconds(**calls)
-    meter.report(
-        f"{case}: guide gradient / double backward, time",
-        seconds["ours"] / seconds["published"],
-        at_most=slowest,
-    )
-    peak = meter.peak_bytes(**calls, steps=partial(first_order, model, guides, study, quiz))
-    meter.report(
-        f"{case}: double backward / guide gradient, memory",
-        peak["published"] / peak["ours"],
-        at_least=leanest,
-    )
+    ratios = f"""
+        ours / published, time{f" <= {slowest}" if slowest else ""}
+        published / ours, memory >= {leanest}
+    """
     if make_twin is None:  # the plain steps do not support gradient checkpointing
-        meter.report(
-            f"{case}: guide gradient / first-order steps alone, memory",
-            peak["ours"] / peak["steps"],
-            at_most=1.05,
-        )
-    meter.report(
-        f"{case}: MiB { ({name: round(size / 2**20) for name, size in peak.items()}) }",
-        peak["ours"] / peak["published"],
-    )
+        calls["steps"] = partial(first_order, model, guides, study, quiz)
+        ratios += "ours / steps, memory <= 1.05"
+    meter.compare(f"{case}: guide gradient", ratios, **calls)
 
 
 def test_tangent_pass_of_prompts(meter):
-    model = Guided(Prompted(vit(12)))
+    model = Guided(Client(vit()))
     (study, _), parameters = (
         draw(meter.size(8), 224),
         {name: value.detach() for name, value in model.named_parameters()},
@@ -169,17 +133,12 @@ def test_tangent_pass_of_prompts(meter):
         with mock.patch.multiple(_forward_rules, PRODUCTS=(), RULES={}):
             return tangent()
 
+    ratios = """
+        tangent / plain, time <= 2.5
+        tangent / pytorch, time <= 0.9
+    """
+    calls = {"plain": partial(model, study[0]), "tangent": tangent}
     with torch.no_grad():
-        seconds = meter.seconds(
-            plain=partial(model, study[0]), tangent=tangent, pytorch=with_rules_of_pytorch
+        meter.compare(
+            "ViT-Ti, prompts: tangent pass", ratios, **calls, pytorch=with_rules_of_pytorch
         )
-    meter.report(
-        "ViT-Ti, prompts: tangent pass / plain forward, time",
-        seconds["tangent"] / seconds["plain"],
-        at_most=2.5,
-    )
-    meter.report(
-        "ViT-Ti, prompts: tangent pass / the same with PyTorch's rules alone, time",
-        seconds["tangent"] / seconds["pytorch"],
-        at_most=0.9,
-    )

@@ -12,33 +12,19 @@ compared with ``torch.randn`` in float64.
 from functools import partial
 
 import pytest
-import timm
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 from torch.func import functional_call, grad, vmap
 
 import fedprompt as fp
 from fedprompt.privacy._randomness import normal
+from timed import Client, draw_images, labels_of, vit
 
 pytestmark = [
     pytest.mark.benchmark,
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
 ]
-CLASSES = 10
-
-
-class Client(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.trunk = fp.vit_trunk(model)
-        self.prompts = fp.DeepPrompts(10, self.trunk.dim, self.trunk.depth, generator=generator)
-        self.head = nn.Linear(self.trunk.dim, CLASSES)
-
-    def forward(self, images):
-        return self.head(fp.encode_prompted(self.trunk, images, self.prompts()).pooled)
 
 
 class Setting:
@@ -49,8 +35,8 @@ class Setting:
 
     def __init__(self, model, size, batch):
         self.client = Client(model)
-        self.images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
-        self.labels = torch.arange(batch) % CLASSES
+        self.images = draw_images(batch, size)
+        self.labels = labels_of(self.images)
 
     def plain(self):
         F.cross_entropy(self.client(self.images), self.labels).backward()
@@ -84,60 +70,34 @@ class Setting:
         return vmap(grad(own_loss), in_dims=(None, 0, 0))(parameters, self.images, self.labels)
 
 
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4}
+SMALL |= {"num_classes": 0}
 SETTINGS = {
-    "ViT-Ti, 224 pixels": (
-        lambda: timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0),
-        224,
-        8,
-    ),
-    "4 layers of width 64, 16 pixels": (
-        lambda: VisionTransformer(
-            img_size=16, patch_size=4, embed_dim=64, depth=4, num_heads=4, num_classes=0
-        ),
-        16,
-        64,
-    ),
+    "ViT-Ti, 224 pixels": (vit, 224, 8),
+    "4 layers of width 64, 16 pixels": (partial(VisionTransformer, **SMALL), 16, 64),
 }
 GOALS = {"ViT-Ti, 224 pixels": (1.1, 1.05), "4 layers of width 64, 16 pixels": (1.2, 4.0)}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_per_sample_gradients(name, meter):
+    """One pass for all samples, next to a loop and to vmap over the whole model."""
     model, size, batch = SETTINGS[name]
     setting = Setting(model(), size, meter.size(batch))
     to_plain, to_loop = GOALS[name]
-    name = f"{name}, batch of {len(setting.images)}"
     own, looped = setting.one_pass(), setting.loop()
     for key, gradient in looped.items():
-        torch.testing.assert_close(
-            own[key], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max())
-        )
-    seconds = meter.seconds(
-        plain=setting.plain, one_pass=setting.one_pass, loop=setting.loop, vmapped=setting.vmapped
-    )
-    meter.report(
-        f"{name}: per-sample gradients / batch gradient, time",
-        seconds["one_pass"] / seconds["plain"],
-        at_most=to_plain,
-    )
-    meter.report(
-        f"{name}: one backward for each sample / one pass, time",
-        seconds["loop"] / seconds["one_pass"],
-        at_least=to_loop,
-    )
-    meter.report(
-        f"{name}: vmap over the whole model / one pass, time",
-        seconds["vmapped"] / seconds["one_pass"],
-    )
-    peak = meter.peak_bytes(plain=setting.plain, one_pass=setting.one_pass, vmapped=setting.vmapped)
-    meter.report(
-        f"{name}: per-sample gradients / batch gradient, memory",
-        peak["one_pass"] / peak["plain"],
-        at_most=1.1,
-    )
-    meter.report(
-        f"{name}: vmap over the whole model / one pass, memory", peak["vmapped"] / peak["one_pass"]
-    )
+        bound = 1e-4 * float(gradient.abs().max())
+        torch.testing.assert_close(own[key], gradient, rtol=0, atol=bound)
+    ratios = f"""
+        one_pass / plain, time <= {to_plain}
+        loop / one_pass, time >= {to_loop}
+        vmapped / one_pass, time
+        one_pass / plain, memory <= 1.1
+        vmapped / one_pass, memory
+    """
+    calls = {way: getattr(setting, way) for way in ("plain", "one_pass", "loop", "vmapped")}
+    meter.compare(f"{name}, batch of {len(setting.images)}: gradients", ratios, **calls)
 
 
 @pytest.mark.parametrize("count", [10_000, 1_000_000])
@@ -156,26 +116,18 @@ def test_noise_from_the_operating_system(count, meter):
     def many(function):
         return lambda: [function() for _ in range(repeats)]
 
-    seconds = meter.seconds(
+    found = meter.compare(
+        f"{count:,} normal numbers",
+        """
+        ours / seeded, time <= 2.5
+        deviates / randn, time <= 2.5
+        deviates / single, time
+        """,
         ours=many(noise),
         seeded=many(partial(noise, generator=generator)),
         deviates=many(partial(normal, (count,), generator=None)),
         randn=many(partial(torch.randn, count, generator=generator, dtype=torch.float64)),
         single=many(partial(torch.randn, count, generator=generator)),
     )
-    title = f"{count:,} normal numbers"
-    meter.report(
-        f"{title}: noisy_mean, operating system / seeded, time",
-        seconds["ours"] / seconds["seeded"],
-        at_most=2.5,
-    )
-    meter.report(
-        f"{title}: operating system / torch.randn in float64, time",
-        seconds["deviates"] / seconds["randn"],
-        at_most=2.5,
-    )
-    meter.report(
-        f"{title}: operating system / torch.randn in float32, time",
-        seconds["deviates"] / seconds["single"],
-    )
-    meter.report(f"{title}: millions per second", repeats * count / 1e6 / seconds["deviates"])
+    speed = repeats * count / 1e6 / found["time"]["deviates"]
+    meter.report(f"{count:,} normal numbers: millions per second", speed)

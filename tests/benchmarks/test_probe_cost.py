@@ -1,11 +1,13 @@
 """Cost of the probe, when a trunk or a text tower is made, in forward passes of one input."""
 
+from functools import partial
+
 import open_clip
 import pytest
-import timm
 import torch
 
 import fedprompt as fp
+from timed import vit
 
 pytestmark = pytest.mark.benchmark
 
@@ -18,14 +20,11 @@ def forward(model, *inputs):
 def test_probe_of_a_trunk(meter):
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     for name in meter.models:
-        model = timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0).eval()
+        model = vit(name)
         fp.vit_trunk(model)
-        seconds = meter.seconds(
-            made=lambda model=model: fp.vit_trunk(model),
-            forward=lambda model=model: forward(model, image),
-        )
-        title = f"{name}: trunk with its probe / forward pass of one image, time"
-        meter.report(title, seconds["made"] / seconds["forward"], at_most=3.0)
+        calls = {"made": partial(fp.vit_trunk, model), "one_image": partial(forward, model, image)}
+        title = f"{name}: trunk with its probe"
+        meter.compare(title, "made / one_image, time <= 3.0", **calls)
 
 
 def test_probe_of_a_text_tower(meter):
@@ -36,8 +35,7 @@ def test_probe_of_a_text_tower(meter):
     tokenizer = open_clip.tokenizer.SimpleTokenizer()
     ids = tokenizer(["a photo of a cat."])
     fp.TextTower(model, tokenizer)
-    seconds = meter.seconds(
-        made=lambda: fp.TextTower(model, tokenizer), forward=lambda: forward(model.encode_text, ids)
-    )
-    title = f"{layers} layers: text tower with its probe / forward pass of one sentence, time"
-    meter.report(title, seconds["made"] / seconds["forward"], at_most=3.0)
+    calls = {"one_sentence": partial(forward, model.encode_text, ids)}
+    calls["made"] = partial(fp.TextTower, model, tokenizer)
+    title = f"{layers} layers: text tower with its probe"
+    meter.compare(title, "made / one_sentence, time <= 3.0", **calls)

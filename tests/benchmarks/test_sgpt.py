@@ -9,50 +9,44 @@ prompts before the next three, one token each. Images have 224 pixels, and batch
 from functools import partial
 
 import pytest
-import timm
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
+from timed import CLASSES, draw_images, labels_of, vit
 
 pytestmark = pytest.mark.benchmark
-CLASSES, GROUPS = 10, 20
+GROUPS = 20
 
 
 class Setting:
     """A client, its batch, and the steps to compare, each a forward and a backward pass."""
 
     def __init__(self, name, batch):
-        generator = torch.Generator().manual_seed(0)
-        self.trunk = fp.vit_trunk(
-            timm.create_model(f"{name}_patch16_224", pretrained=False, num_classes=0)
-        )
+        draw = {"generator": torch.Generator().manual_seed(0)}
+        self.trunk = fp.vit_trunk(vit(name))
         dim = self.trunk.dim
-        self.model = nn.ModuleDict(
-            {
-                "shared": fp.LayeredPrompts(1, dim, layers=range(4), generator=generator),
-                "groups": fp.GroupPrompts(GROUPS, 1, dim, layers=(4, 5, 6), generator=generator),
-                "selector": fp.selection.SelectionKeys(GROUPS, dim, generator=generator),
-                "head": nn.Linear(dim, CLASSES),
-            }
-        )
-        self.same_for_all = fp.LayeredPrompts(1, dim, layers=(4, 5, 6), generator=generator)
-        self.images = torch.randn(batch, 3, 224, 224, generator=generator)
-        self.labels = torch.arange(batch) % CLASSES
-        self.cached = self.query()
+        parts = {
+            "shared": fp.LayeredPrompts(1, dim, layers=range(4), **draw),
+            "groups": fp.GroupPrompts(GROUPS, 1, dim, layers=(4, 5, 6), **draw),
+            "selector": fp.selection.SelectionKeys(GROUPS, dim, **draw),
+            "head": nn.Linear(dim, CLASSES),
+        }
+        self.model = nn.ModuleDict(parts)
+        self.same_for_all = fp.LayeredPrompts(1, dim, layers=(4, 5, 6), **draw)
+        self.images = draw_images(batch)
+        self.kept = self.query()
 
     @torch.no_grad()
     def query(self):
         return fp.encode_prompted(self.trunk, self.images).pooled
 
     def loss(self, *streams):
-        pooled, (_, *outputs), _ = fp.encode_prompted(
-            self.trunk, self.images, self.model["shared"](), *streams
-        )
-        return F.cross_entropy(
-            self.model["head"](torch.cat([pooled[:, None], *outputs], 1).mean(1)), self.labels
-        )
+        streams = self.model["shared"](), *streams
+        pooled, (_, *outputs), _ = fp.encode_prompted(self.trunk, self.images, *streams)
+        logits = self.model["head"](torch.cat([pooled[:, None], *outputs], 1).mean(1))
+        return F.cross_entropy(logits, labels_of(logits))
 
     def first(self):
         with fp.training_only(self.model, self.model["shared"], self.model["head"]):
@@ -64,10 +58,8 @@ class Setting:
         with fp.training_only(self.model, self.model["groups"], selector, self.model["head"]):
             own = query()
             indices = selector(own).indices
-            (
-                self.loss(self.model["groups"](indices))
-                + fp.selection.key_loss(own, selector.keys, indices)
-            ).backward()
+            loss = self.loss(self.model["groups"](indices))
+            (loss + fp.selection.key_loss(own, selector.keys, indices)).backward()
         self.model.zero_grad()
 
     def without_groups(self):
@@ -78,31 +70,23 @@ class Setting:
         self.model.zero_grad()
 
 
+RATIOS = """
+    second / queried, time <= 0.72
+    second / same, time <= 1.05
+    second / first, time <= 1.0
+    second / first, memory <= 1.0
+"""
+
+
 def test_blocks(meter):
+    """Block II has cached queries, or computes them ("queried")."""
     for name in meter.models:
         setting = Setting(name, meter.size(8))
-        seconds = meter.seconds(
+        meter.compare(
+            f"{name}: blocks",
+            RATIOS,
             first=setting.first,
-            fresh=partial(setting.second, setting.query),
-            cached=partial(setting.second, lambda setting=setting: setting.cached),
+            second=partial(setting.second, lambda setting=setting: setting.kept),
+            queried=partial(setting.second, setting.query),
             same=setting.without_groups,
-        )
-        cached = seconds["cached"]
-        meter.report(
-            f"{name}: Block II, queries cached / computed, time",
-            cached / seconds["fresh"],
-            at_most=0.72,
-        )
-        meter.report(
-            f"{name}: Block II, prompts by group / the same for all, time",
-            cached / seconds["same"],
-            at_most=1.05,
-        )
-        meter.report(f"{name}: Block II / Block I, time", cached / seconds["first"], at_most=1.0)
-        peak = meter.peak_bytes(
-            first=setting.first,
-            second=partial(setting.second, lambda setting=setting: setting.cached),
-        )
-        meter.report(
-            f"{name}: Block II / Block I, memory", peak["second"] / peak["first"], at_most=1.0
         )

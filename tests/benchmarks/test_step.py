@@ -54,10 +54,6 @@ def test_whole_step(meter):
         expected = published(threshold=1e-6)
         bound = 1e-3 * expected.abs().max().item()
         torch.testing.assert_close(library(), expected, rtol=0, atol=bound)
-    seconds = meter.seconds(rounds=3, published=published, library=library)
-    meter.report(
-        f"step of {num_images} images, {num_classes} classes: published / library",
-        seconds["published"] / seconds["library"],
-        at_least=20.0,
-    )
-    meter.report(f"step of {num_images} images, seconds of the library", seconds["library"])
+    title, ratio = f"step of {num_images} images", "published / library, time >= 20.0"
+    found = meter.compare(title, ratio, rounds=3, published=published, library=library)
+    meter.report(f"{title}, seconds of the library", found["time"]["library"])

@@ -73,19 +73,17 @@ def test_text_tower(meter, tower, names):
 
     ways = (whole_sentences, truncated, shared) if meter.check else (whole_sentences, shared)
     calls = {encode.__name__: partial(run, encode) for encode in ways}
-    seconds = meter.seconds(rounds=3, **calls)
+    ratios = "whole_sentences / shared, time >= 17.0"
+    if meter.check:
+        ratios += """
+            whole_sentences / truncated, time >= 3.3
+            whole_sentences / truncated, memory
+            whole_sentences / shared, memory >= 9.0
+        """
+    title = f"text tower, {num_classes} classes, forward and backward"
+    meter.compare(title, ratios, rounds=3, **calls)
     for way in results.keys() - {"whole_sentences"}:
         assert_near(results[way], results["whole_sentences"])
-        meter.report(
-            f"text tower, {num_classes} classes, forward and backward: whole / {way}, time",
-            seconds["whole_sentences"] / seconds[way],
-            at_least={"truncated": 3.3, "shared": 17.0}[way],
-        )
-    if meter.check:
-        peak = meter.peak_bytes(**calls)
-        for way, bound in (("truncated", None), ("shared", 9.0)):
-            ratio = peak["whole_sentences"] / peak[way]
-            meter.report(f"the same, whole / {way}, memory", ratio, at_least=bound)
 
 
 def test_text_tower_with_all_names(meter, tower, names):
@@ -120,14 +118,8 @@ def test_class_chunks(meter, tower, names):
         name: partial(step, shared, way, names.select(range(100)), context)
         for name, way in {"all": tower, "chunks": chunked}.items()
     }
-    seconds, peak = meter.seconds(rounds=3, **calls), meter.peak_bytes(**calls)
-    meter.report(
-        "class-specific contexts: all classes / chunks of a fifth, memory",
-        peak["all"] / peak["chunks"],
-        at_least=2.0,
-    )
-    meter.report(
-        "class-specific contexts: chunks of a fifth / all classes, time",
-        seconds["chunks"] / seconds["all"],
-        at_most=1.8,
-    )
+    ratios = """
+        all / chunks, memory >= 2.0
+        chunks / all, time <= 1.8
+    """
+    meter.compare("class-specific contexts, chunks of a fifth", ratios, rounds=3, **calls)

@@ -98,11 +98,8 @@ def test_logits_forward_and_backward(meter):
     def logits():
         transport_logits(patches, text, scale=100.0).sum().backward()
 
-    seconds = meter.seconds(products=products, logits=logits)
-    meter.report(
-        "transport_logits / its matrix products alone, forward and backward",
-        seconds["logits"] / seconds["products"],
-    )
+    title = "transport_logits and its matrix products alone, forward and backward"
+    meter.compare(title, "logits / products, time", products=products, logits=logits)
 
 
 @pytest.mark.gpu
@@ -135,9 +132,11 @@ def test_lean_logits(meter):
         "lean": partial(step, partial(transport_logits, lean=True)),
     }
     torch.testing.assert_close(calls["lean"](), calls["plain"](), rtol=0, atol=1e-4)
-    seconds, peak = meter.seconds(**calls), meter.peak_bytes(**calls)
-    title = f"logits of {num_images} images for 250 classes, forward and backward, plain / lean"
-    meter.report(f"{title}, memory", peak["plain"] / peak["lean"], at_least=10.0)
-    meter.report(f"{title}, time", seconds["plain"] / seconds["lean"])
+    title = f"logits of {num_images} images for 250 classes, forward and backward"
+    ratios = """
+        plain / lean, memory >= 10.0
+        plain / lean, time
+    """
+    found = meter.compare(title, ratios, **calls)
     costs = num_images * 250 * 2 * 196 * 4
-    meter.report("lean logits, peak / the costs of the batch", peak["lean"] / costs)
+    meter.report("lean logits, peak / the costs of the batch", found["memory"]["lean"] / costs)

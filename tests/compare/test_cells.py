@@ -7,12 +7,23 @@ import sys
 
 import pytest
 
-from fedprompt.compare import cells
+from fedprompt import samples
+from fedprompt.compare import cells, measure
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.rows import Row
 from other_device import other_device
 from tasks import TASKS, digits
 from tasks.core import Machine
+
+
+@pytest.fixture(autouse=True)
+def few_digits(monkeypatch):
+    """A quarter of the digits, which no other test has divided before."""
+    few = samples.digits()
+    few = few._make(part[::4] for part in few)
+    monkeypatch.setattr(samples, "digits", lambda *_, **__: few)
+    monkeypatch.setattr(digits, "digits", digits.digits.__wrapped__)
+    monkeypatch.setattr(measure, "OWN_STEPS", 1)
 
 
 def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
@@ -21,9 +32,9 @@ def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
     """Each second kill cuts the line that was just written, so that its run is lost."""
     monkeypatch.setattr(cells, "run", lambda cell, progress: {"own": cell.seed})
     row = Row("Local training", "local", {"learning_rate": 0.01})
-    listed = [Cell(TASKS["digits"], "few", row, seed, None, Machine()) for seed in range(7)]
+    listed = [Cell(TASKS["digits"], "few", row, seed, None, Machine()) for seed in range(5)]
     whole = cells.run_all(listed, tmp_path / "whole.jsonl", workers=1)
-    for kill in range(12):
+    for kill in range(8):
 
         def fatal(file, cut=5 * (kill % 2)):
             os.ftruncate(file, os.fstat(file).st_size - cut)
@@ -35,7 +46,7 @@ def test_a_program_that_is_killed_at_any_moment_has_the_records_of_a_whole_run(
             cells.run_all(listed, tmp_path / "records.jsonl", workers=1)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert len(cells.load(tmp_path / "records.jsonl", TASKS["digits"])) == 6
+    assert len(cells.load(tmp_path / "records.jsonl", TASKS["digits"])) == 4
     assert cells.run_all(listed, tmp_path / "records.jsonl", workers=1) == whole
 
 
@@ -103,11 +114,19 @@ def test_a_trial_that_diverges_has_no_accuracy_and_a_reported_run_fails_and_is_l
         pytest.param("clip", "fedotp", marks=pytest.mark.slow),
     ],
 )
-def test_models_and_batches_are_on_the_device_of_the_machine(name, method):
-    task = TASKS[name]
-    (row,) = (row for row in task.rows("few") if row.method == method)
+def test_models_and_batches_are_on_the_device_of_the_machine(name, method, monkeypatch):
+    (row,) = (row for row in TASKS[name].rows("few") if row.method == method)
+    run, seen = measure.run, set()
+
+    def watched(method, trial, **options):
+        batch, _ = next(iter(trial.federation.data(0, 0).batches()))
+        seen.update(part.device for part in (batch, *method.server.state["values"].values()))
+        return run(method, trial, **options)
+
+    monkeypatch.setattr(measure, "run", watched)
     with other_device() as device:
         found = cells.run(Cell(TASKS[name], "few", row, 0, None, Machine(str(device), shrink=0.01)))
+    assert seen == {device}
     assert 0 <= found["own"] <= 1
     digits.trunk.cache_clear()
 

@@ -10,7 +10,7 @@ from fedprompt import Round, cosine_logits, prompted_text
 from fedprompt.compare import experiments
 from fedprompt.data import leave_one_out
 from fedprompt.methods import Federation, HeldOut, evaluate, kgcoop
-from refusals import check_refused, refusals
+from refusals import refused
 from tiny_federations import NAMES, clip_federation
 
 LABELS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
@@ -112,7 +112,7 @@ def test_own_tests_are_those_of_a_client_or_of_its_classes(clients, labels, data
         assert [*places] == [at for at, label in enumerate(labels) if label in known]
 
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 leave_one_out(['a', 'a']) -> ValueError: `len(set(domains))` must be at least 2; got 1
 experiments.leave_one_domain_out(['a', 'b'], train=[2]) -> ValueError: `train` must lie in [0, 2)
 experiments.harmonic_means([0.5], []) -> ValueError: `new` must have an accuracy for each seed of
@@ -122,10 +122,4 @@ experiments.base_to_new([0], ['a']) -> ValueError: `num_classes` must be at leas
 experiments.transfer([0], 'ab') -> TypeError: `class_names` must be a sequence of strings
 experiments.own_tests([0], [1]) -> ValueError: `tests` must lie in [0, 1)
 experiments.newcomers([0, 1], share=0, generator=draw()) -> ValueError: `share` must be above 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

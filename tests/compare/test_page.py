@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 from fedprompt.compare import command
@@ -32,9 +30,8 @@ def test_every_flag_of_the_page_is_one_of_the_command():
     assert set(re.findall(r"(--[a-z][a-z-]+)", PAGE)) - {"--nproc-per-node"} <= known
 
 
-def test_the_command_imports_no_library_of_networks_or_pictures_before_it_needs_one():
+def test_the_command_imports_no_library_of_networks_or_pictures_before_it_needs_one(in_new_process):
     """They take longer than the help and a refusal may."""
     heavy = {"timm", "torchvision", "open_clip", "transformers", "scipy.stats", "matplotlib"}
     program = f"import sys, fedprompt.compare.command; print({heavy} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert done.stdout == b"set()\n"
+    assert in_new_process(program) == "set()\n"

@@ -168,7 +168,6 @@ class Stream(IterableDataset):
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 labels_of(TensorDataset(*3 * (torch.zeros(2),))) -> TypeError: `dataset` must have its labels in
 labels_of(Stream()) -> TypeError: `dataset` must be a map-style data set, with a length, or labels
-labels_of(3) -> TypeError: `dataset` must be a map-style data set,
 labels_of(Unread(torch.zeros(7, 3, dtype=int))) -> ValueError: `dataset.targets` must have shape
 labels_of(Unread([0, 1])) -> ValueError: `dataset.targets` must have one label for each of 7
 labels_of(Unread([-1] * 7, name='labels')) -> ValueError: `dataset.labels` must be at least 0; got

@@ -190,19 +190,19 @@ def statistics(counts: np.ndarray) -> list[float]:
 
 
 def test_the_cap_is_that_of_the_benchmarks() -> None:
-    """Ten classes over 20 clients at alpha .1, as CIFAR-10 in FedL2G; means of 100 draws."""
+    """Ten classes over 20 clients at alpha .1, as CIFAR-10 in FedL2G; means of 50 draws."""
     labels, draw = np.arange(2000) % 10, np.random.default_rng(0)
     found: dict[bool, list[list[float]]] = {True: [], False: []}
-    for capped in 100 * [True, False]:
+    for capped in 50 * [True, False]:
         how = {"alpha": 0.1, "capped": capped, "min_size": 0, "generator": draw}
         counts = np.array(class_counts(labels, dirichlet(labels, 20, **how), 10))
         before = np.cumsum(counts, axis=1)[:, :-1]
         assert (not counts[:, 1:][before >= 100].any()) or not capped
         found[capped].append(statistics(counts))
-    wanted = [statistics(capped_dirichlet([200] * 10, 20, 0.1, draw)) for _ in range(100)]
-    error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 100)
+    wanted = [statistics(capped_dirichlet([200] * 10, 20, 0.1, draw)) for _ in range(50)]
+    error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 50)
     assert (np.abs(np.mean(wanted, 0) - np.mean(found[True], 0)) < 5 * error).all()
-    assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 10 * error).all()
+    assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 7 * error).all()
 
 
 SVHN = (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)
@@ -212,7 +212,7 @@ def test_every_client_has_the_minimum_of_fedhpl_of_every_class() -> None:
     """At alpha .1 and half a percent, FedHPL names 27 training images of label 7 (App. C.5.4)."""
     labels = np.repeat(np.arange(10), SVHN)
     smallest = []
-    for seed in range(10):
+    for seed in range(4):
         how = {"alpha": 0.1, "min_per_class": 0.005, "generator": np.random.default_rng(seed)}
         counts = np.array(class_counts(labels, dirichlet(labels, 5, **how), 10))
         assert (counts >= np.floor(0.005 * np.array(SVHN))).all()
@@ -224,16 +224,16 @@ def test_every_client_has_the_minimum_of_fedhpl_of_every_class() -> None:
 def test_clients_have_given_sizes_and_random_mixes() -> None:
     """The proportions of the first of many clients are Dirichlet, as without disjoint clients."""
     labels, draw = np.arange(1500) % 3, np.random.default_rng(0)
-    parts = [dirichlet_sizes(labels, [300, 5], alpha=0.5, generator=draw) for _ in range(400)]
+    parts = [dirichlet_sizes(labels, [300, 5], alpha=0.5, generator=draw) for _ in range(200)]
     mix = np.array([class_counts(labels, part, 3)[0] for part in parts]) / 300
-    np.testing.assert_allclose(mix.mean(0), 1 / 3, atol=5 * np.sqrt(2 / 9 / 2.5 / 400))
+    np.testing.assert_allclose(mix.mean(0), 1 / 3, atol=5 * np.sqrt(2 / 9 / 2.5 / 200))
     np.testing.assert_allclose(mix.var(0), 2 / 9 / 2.5, rtol=0.2)
     assert all(len(set(np.concatenate(part))) == 305 for part in parts)
 
 
 def test_sizes_have_a_dirichlet_distribution() -> None:
     draw = np.random.default_rng(0)
-    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(600)]
+    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(300)]
     shares = np.array([[len(client) for client in part] for part in parts]) / 300
     np.testing.assert_allclose(shares.var(0), (1 / 4) * (3 / 4) / (4 * 2 + 1), rtol=0.2)
 

@@ -71,12 +71,6 @@ class PlainTrunk:
         return self.model.norm(tokens)[:, 0]
 
 
-class BatchNormInTraining(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.model.norm_images.train()
-
-
 class PromptsBeforeTheClassToken(PlainTrunk):
     """Blocks put the class token behind the prompts."""
 
@@ -84,14 +78,6 @@ class PromptsBeforeTheClassToken(PlainTrunk):
         tokens = super().block(layer, tokens, context, num_prompts)
         order = [*range(1, 1 + num_prompts), 0, *range(1 + num_prompts, tokens.shape[1])]
         return tokens[:, order]
-
-
-class ClassTokenCountedAsAPatch(PlainTrunk):
-    """The prefix is 0, so prompts enter before the class token."""
-
-    def __init__(self):
-        super().__init__()
-        self.prefix = 0
 
 
 class CachedMask(PlainTrunk):
@@ -143,12 +129,6 @@ class WithoutGradients(PlainTrunk):
         return super().block(layer, tokens, context, num_prompts)
 
 
-class LeftTrainable(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.model.norm.requires_grad_(True)
-
-
 class WritesIntoTheModel(PlainTrunk):
     def __init__(self):
         super().__init__()
@@ -181,46 +161,50 @@ class NormalizeIsTheIdentity(PlainTrunk):
         return tokens
 
 
-class WithoutALayer(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.depth = 1
+def changed(**parts):
+    """Return a maker of a right trunk with other attributes; None deletes one."""
+
+    def make():
+        trunk = PlainTrunk()
+        for name, value in parts.items():
+            setattr(trunk, name, value) if value is not None else delattr(trunk, name)
+        return trunk
+
+    return make
 
 
-class WrongDim(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.dim = 9
+def in_training():
+    trunk = PlainTrunk()
+    trunk.model.norm_images.train()
+    return trunk
 
 
-class WrongNumFeatures(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.num_features = 1000
+def left_trainable():
+    trunk = PlainTrunk()
+    trunk.model.norm.requires_grad_(True)
+    return trunk
 
 
-class WrongPatchSize(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        self.patch_size = 16
-
-
-class WithoutPatchSize(PlainTrunk):
-    def __init__(self):
-        super().__init__()
-        del self.patch_size
-
-
-# The lines that fail, for each mistake.
+# Mistakes, and the lines that fail. With a prefix of 0, the class token counts as a patch.
 WRONG = {
-    BatchNormInTraining: ("samples", "frozen", "unchanged"),
-    PromptsBeforeTheClassToken: ("positions",), ClassTokenCountedAsAPatch: ("sizes", "positions"),
-    CachedMask: ("repeatable",), CachedMaskWithPrompts: ("repeatable",),
-    MaskPaddedAtTheEnd: ("positions",), PositionsForPrompts: ("positions",),
-    MixedSamples: ("same as the model", "samples"), WithoutGradients: ("gradients",),
-    LeftTrainable: ("frozen",), WritesIntoTheModel: ("unchanged",),
-    WritesIntoTheImages: ("unchanged",), NotShared: ("shared",),
-    AnotherModel: ("same as the model",), NormalizeIsTheIdentity: ("normalize",),
-    WithoutALayer: ("sizes", "same as the model"), WrongDim: ("sizes", "repeatable"),
-    WrongNumFeatures: ("sizes",), WrongPatchSize: ("sizes",), WithoutPatchSize: ("members",),
-}  # fmt: skip
+    "batch norm in training": (in_training, ("samples", "frozen", "unchanged")),
+    "prompts before the class token": (PromptsBeforeTheClassToken, ("positions",)),
+    "a prefix of 0": (changed(prefix=0), ("sizes", "positions")),
+    "a cached mask": (CachedMask, ("repeatable",)),
+    "a cached mask with prompts": (CachedMaskWithPrompts, ("repeatable",)),
+    "a mask that is padded at the end": (MaskPaddedAtTheEnd, ("positions",)),
+    "positions for prompts": (PositionsForPrompts, ("positions",)),
+    "mixed samples": (MixedSamples, ("same as the model", "samples")),
+    "no gradients": (WithoutGradients, ("gradients",)),
+    "left trainable": (left_trainable, ("frozen",)),
+    "writes into the model": (WritesIntoTheModel, ("unchanged",)),
+    "writes into the images": (WritesIntoTheImages, ("unchanged",)),
+    "not shared": (NotShared, ("shared",)),
+    "another model": (AnotherModel, ("same as the model",)),
+    "normalizing is the identity": (NormalizeIsTheIdentity, ("normalize",)),
+    "a layer less": (changed(depth=1), ("sizes", "same as the model")),
+    "another dim": (changed(dim=9), ("sizes", "repeatable")),
+    "another number of features": (changed(num_features=1000), ("sizes",)),
+    "another patch size": (changed(patch_size=16), ("sizes",)),
+    "no patch size": (changed(patch_size=None), ("members",)),
+}

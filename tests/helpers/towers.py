@@ -101,7 +101,8 @@ def _wrapped(name: str, family: str, sizes: Mapping[str, object] = TIMM) -> Towe
 
 
 SMALLER_PATCHES = {**TIMM, "patch_size": 8}
-SHALLOWER = {"depth": 2, "img_size": IMAGE_SIZE}  # a convolutional stem fixes the width
+# A convolutional stem fixes the width.
+SHALLOWER = {"depth": 2, "img_size": IMAGE_SIZE, "mlp_ratio": 0.25}
 
 OPEN_CLIP = (
     _visual("ViT-B-16", "CLIP"),

@@ -8,7 +8,7 @@ import torch
 from torch import ones, zeros
 
 import fedprompt as fp
-from refusals import check_refused, refusals
+from refusals import refused
 
 ENTRY = fp.Weighted(torch.tensor([[1.0, 2.0], [torch.nan, 4.0]]), torch.tensor([3.0, 0.0]))
 
@@ -96,7 +96,4 @@ def test_an_entry_without_tensors_may_stand_for_axes_or_shapes():
         fp.weighted_mean([fp.Weighted(0, 0)])
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_parts_that_do_not_fit_are_refused_when_it_is_made(call, error, message):
-    check_refused(call, error, message, globals())
+test_parts_that_do_not_fit_are_refused_when_it_is_made = refused(globals())(REFUSED)

@@ -35,7 +35,6 @@ delta(ONE, {}) -> ValueError: `values` must have the name 'head'; got []
 delta(ONE, [torch.ones(2)]) -> TypeError: `values` must map names to tensors; got
 delta(ONE, {'head': torch.ones(3)}) -> ValueError: `values['head']` must have the shape of the
 delta(ONE, {'head': torch.ones(2).double()}) -> TypeError: `values['head']` must be a tensor of
-delta(ONE, {'head': [1.0]}) -> TypeError: `values['head']` must be a tensor of torch.float32
 delta(ONE, {'head': torch.ones(2).to_sparse()}) -> TypeError: `values['head']` must be a dense
 delta(ONE['head'], BROADCAST) -> TypeError: `payload` must map names to Weighted
 delta({'head': Weighted(3e38 * ONES, torch.tensor(1.0))}, {'head': -3e38 * ONES}) \

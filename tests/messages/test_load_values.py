@@ -145,7 +145,6 @@ REFUSED = """
 load({'head.wieght': torch.zeros(4, 2)}) -> ValueError: `message` must name parameters or buffers
 load({'head': torch.zeros(4, 2)}) -> ValueError: `message` must name parameters or buffers
 load({'head.weight': torch.zeros(2, 4)}) -> ValueError: `message['head.weight']` must have the shape
-load({'head.weight': torch.zeros(2)}) -> ValueError: `message['head.weight']` must have the shape of
 load({'head.weight': Weighted(torch.zeros(4, 3), FOUR)}) -> ValueError: must have the shape
 load({'head.bias': torch.tensor([0.0, torch.nan, 0.0, 0.0])}) -> ValueError: must be finite; got 1
 load({'scale': torch.tensor(1e300, dtype=torch.float64)}) -> ValueError: `message['scale']` must be

@@ -166,10 +166,8 @@ last_and_best([0.5], last=1.0) -> TypeError: `last` must be an integer; got 1.0
 last_and_best([0.5, torch.nan], last=1) -> ValueError: `history[1]` must be finite; got nan
 last_and_best([0.5, 'best'], last=1) -> TypeError: `history[1]` must be a number; got 'best'
 last_and_best(5, last=1) -> TypeError: `history` must be a sequence of numbers; got 5 (int)
-last_and_best({0: 1.0}, last=1) -> TypeError: `history` must be a sequence of numbers; got a dict of
 last_and_best('0.5', last=1) -> TypeError: `history` must be a sequence of numbers; got '0.5' (str)
 last_and_best(ROW[0], last=1) -> TypeError: `history` must be a sequence of numbers; got a
-negative_effect([1.0]) -> TypeError: `losses` must be a floating-point tensor of shape (rounds,
 negative_effect(torch.ones(2, 2).long()) -> TypeError: `losses` must be a floating-point
 negative_effect(torch.ones(3)) -> ValueError: `losses` must have shape (rounds, clients) without an
 negative_effect(torch.ones(0, 3)) -> ValueError: got (0, 3)

@@ -60,7 +60,7 @@ def payload_of(*values, weight=1.0, dtype=torch.float64):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("centered", [False, True])
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     seed=st.integers(0, 2**32), max_norm=st.floats(1e-3, 30), offset=st.sampled_from([0, 1, 300])
 )
@@ -96,7 +96,7 @@ def test_clipping_keeps_the_direction(dtype, generator):
 def test_rounding_shrinks_by_at_most_a_few_units_in_the_last_place(dtype, center):
     """By hand, the distance of one number from the center is the bound."""
     origin = torch.tensor([center], dtype=dtype)
-    for max_norm in torch.linspace(0.01, 7, 200, dtype=torch.float64).tolist():
+    for max_norm in torch.linspace(0.01, 7, 50, dtype=torch.float64).tolist():
         sent = {"a": Weighted(origin + 20, torch.tensor(1.0))}
         clipped = clip_norm(sent, max_norm=max_norm, center={"a": origin})["a"].value
         change = clipped.double().item() - center

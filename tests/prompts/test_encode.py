@@ -61,10 +61,12 @@ def assert_same_encoding(encoded, expected):
         assert_near(actual, tokens)
 
 
-@pytest.mark.parametrize("pool", ["token", "avg"])
-@pytest.mark.parametrize("spec", SHAPES.values(), ids=SHAPES)
-def test_features_and_tokens_of_each_stream_equal_the_reference(spec, pool, generator):
-    model = tiny_vit(global_pool=pool)
+POOLED = [*((name, "token") for name in SHAPES), ("deep", "avg"), ("three", "avg")]
+
+
+@pytest.mark.parametrize(("name", "pool"), POOLED)
+def test_features_and_tokens_of_each_stream_equal_the_reference(name, pool, generator):
+    model, spec = tiny_vit(global_pool=pool), SHAPES[name]
     images, streams = draw_images(model, BATCH), make_streams(spec, generator)
     assert_same_encoding(
         encode_prompted(vit_trunk(model), images, *streams), prompted_vit(model, images, streams)
@@ -83,7 +85,7 @@ def specs(draw_from):
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(spec=specs(), start=st.integers(1, DEPTH - 1), seed=st.integers(0, 2**31))
 def test_any_streams_equal_the_reference_and_late_passes_are_bitwise_identical(spec, start, seed):
     model, trunk, images = MODEL, vit_trunk(MODEL), draw_images(MODEL, BATCH)

@@ -58,7 +58,6 @@ test_wrong_calls_are_refused_by_name = refused(globals())("""
 LayeredPrompts(-1, 8, layers=(0,)) -> ValueError: `num_prompts` must be at least
 ShallowPrompts(2.0, 8) -> TypeError: `num_prompts` must be an integer; got 2.0
 ShallowPrompts(2, 0) -> ValueError: `dim` must be at least 1; got 0.
-ShallowPrompts(2, '8') -> TypeError: `dim` must be an integer or a Trunk; got
 DeepPrompts(2, 8, 0) -> ValueError: `depth` must be at least 1; got 0.
 DeepPrompts(2, 8, 1.5) -> TypeError: `depth` must be an integer; got 1.5
 LayeredPrompts(2, 8, layers=3) -> TypeError: `layers` must be an iterable of layer indices, such as
@@ -146,7 +145,6 @@ encode_from(TRUNK, EARLY, start=1, image_size=0) -> ValueError: `image_size` mus
 encode_from(TRUNK, IMAGES, start=2) -> TypeError: got a float64 tensor of shape (3, 3, 16, 16)
 encode_from(TRUNK, TOKENS[:, :, :8], start=2) -> ValueError: shape (3, 6, 12); got (3, 6, 8)
 encode_from(TRUNK, TOKENS.int(), start=2) -> TypeError: (batch, seq, 12); got a int32 tensor of sha
-encode_from(TRUNK, TOKENS.tolist(), start=2) -> TypeError: (batch, seq, 12); got a list
 encode_from(TRUNK, EARLY.to('meta'), start=1) -> ValueError: `tokens` must be on
 encode_from(TRUNK, EARLY, PromptStream({0: zeros(2, 12)}), start=1) -> ValueError: `tokens` must ha
 encode_from(TRUNK, EARLY, PromptStream({0: zeros(9, 12)}), start=1) -> ValueError: contain the 9 pr

@@ -320,7 +320,6 @@ started(ones(2, 1)) -> ValueError: `usage` must have one count for each of 2 gro
 started(tensor(1.0)) -> ValueError: `usage` must have one count for each of 2 groups; got ().
 started(tensor([1, -2])) -> ValueError: `usage` must be finite and at least 0; got -2.
 started(tensor([True, False])) -> TypeError: `usage` must be a tensor of counts (groups,); got
-started([1, 2]) -> TypeError: `usage` must be a tensor of counts (groups,); got a list of length 2.
 select_nearest(QUERY, KEYS, usage=ones(3)) -> ValueError: `usage` must have one count for each of 2
 select_nearest(QUERY, KEYS, offset=1e39) -> ValueError: `offset` must be at most 3.40282e+38; got
 select_nearest(None, KEYS) -> TypeError: `query` must be a floating-point tensor (batch, dim); got

@@ -12,7 +12,7 @@ from references.transport import planted_cost
 from refusals import refused
 
 
-def problem(mass=0.8, *, batch=(2,), rows=8, columns=3):
+def problem(mass=0.8, *, batch=(2,), rows=6, columns=3):
     generator = torch.Generator().manual_seed(0)
     cost = planted_cost("wide", (*batch, rows, columns), generator)
     a, b = (
@@ -25,9 +25,16 @@ def solve(cost, a, b, **options):
     return unbalanced(cost, a, b, tolerance=1e-14, max_iterations=20_000, **options)
 
 
-@pytest.mark.parametrize("rho", [0.05, 1.0, (1.0, 0.3), (math.inf, 1.0), (1.0, math.inf)])
-@pytest.mark.parametrize("epsilon", [0.05, 0.1, 1.0])
-@pytest.mark.parametrize("mass", [0.8, 3.0])
+@pytest.mark.parametrize(
+    ("epsilon", "rho", "mass"),
+    [
+        (0.05, 1.0, 0.8),
+        (1.0, 0.05, 3.0),
+        (0.1, (1.0, 0.3), 3.0),
+        (0.1, (math.inf, 1.0), 3.0),
+        (0.1, (1.0, math.inf), 0.8),
+    ],
+)
 def test_plans_are_those_of_pot(rho, epsilon, mass):
     """With the divergence from ab, and with the entropy by a change of the cost."""
     cost, a, b = problem(mass)
@@ -57,11 +64,11 @@ def test_large_penalties_give_balanced_transport_in_float32_and_as_fast():
 
 def test_rows_of_no_mass_have_no_influence():
     cost, a, b = problem()
-    a = torch.cat([a[:6], torch.zeros(2, dtype=a.dtype)])
+    a = torch.cat([a[:4], torch.zeros(2, dtype=a.dtype)])
     coupling = unbalanced(cost, a, b)
-    assert (coupling.plan[:, 6:] == 0).all()
+    assert (coupling.plan[:, 4:] == 0).all()
     assert coupling.error.max() <= 1e-4
-    torch.testing.assert_close(coupling.plan[:, :6], unbalanced(cost[:, :6], a[:6], b).plan)
+    torch.testing.assert_close(coupling.plan[:, :4], unbalanced(cost[:, :4], a[:4], b).plan)
 
 
 @pytest.mark.parametrize("score", [envelope, implicit])
@@ -74,7 +81,7 @@ def test_the_gradient_of_a_score_is_that_of_central_differences(score, rho):
 
     own = cost.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(value(own).sum(), own)
-    for row, column in ((0, 0), (3, 1), (7, 3)):
+    for row, column in ((0, 0), (3, 1), (5, 3)):
         step = torch.zeros_like(cost)
         step[:, row, column] = 1e-5
         slope = (value(cost + step) - value(cost - step)) / 2e-5
@@ -104,7 +111,6 @@ unbalanced(COST, A, B, rho=0.0) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, -1.0)) -> ValueError: `rho` must be above 0
 unbalanced(COST, A, B, rho=(1.0, 1.0, 1.0)) -> TypeError: `rho` must be a number, or a pair
 unbalanced(COST, A, B, rho=tensor(math.inf)) -> TypeError: `rho` must be a number
-unbalanced(COST, A, B, rho='1') -> TypeError: `rho` must be a number
 torch.vmap(lambda rho: unbalanced(COST, A, B, rho=rho).plan)(A) -> TypeError: `rho` must be a n
 unbalanced(COST, A, B, rho=math.inf) -> ValueError: `b` must sum to the sum of `a`
 unbalanced(COST, A, B, epsilon=0.0) -> ValueError: `epsilon` must be above 0

@@ -21,7 +21,7 @@ from refusals import refused
 EPSILON = 0.2
 
 
-def problem(mass=0.8, *, rows=6, columns=3, batch=(2,)):
+def problem(mass=0.8, *, rows=6, columns=3, batch=(1,)):
     cost = planted_cost("wide", (*batch, rows, columns), torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1)
     a = torch.rand(rows, generator=generator, dtype=torch.float64) + 0.3
@@ -141,7 +141,7 @@ def test_the_gradient_is_the_plan_if_the_plan_does_not_change(solver):
     torch.testing.assert_close(own.grad, expected, rtol=0, atol=1e-8)
 
 
-COST, A, B = problem()
+COST, A, B = problem(batch=(2,))
 FOUND = newton(COST, A, B)
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 plan_fixed(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling

@@ -60,16 +60,16 @@ MASSES = [0.05, 0.8, 0.95, 0.999, 0.99999, 1.0]
 SETTINGS = list(product(KINDS, [0.1, 0.01], [(196, 2), (49, 4), (7, 3), (3, 8)]))
 
 
-@pytest.mark.parametrize(  # half of all combinations: every pair of values occurs
+@pytest.mark.parametrize(  # a third of all combinations: every pair of values occurs
     ("kind", "epsilon", "rows", "columns", "mass"),
     [
         (kind, epsilon, *size, mass)
         for number, (kind, epsilon, size) in enumerate(SETTINGS)
-        for mass in MASSES[(number + number // 4) % 2 :: 2]
+        for mass in MASSES[(number + number // 4) % 3 :: 3]
     ],
 )
 def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows, columns):
-    cost = planted_cost(kind, (20, rows, columns), torch.Generator().manual_seed(5)).float()
+    cost = planted_cost(kind, (9, rows, columns), torch.Generator().manual_seed(5)).float()
     a, b = marginals(rows, columns, mass, torch.float32)
     coupling = newton(cost, a, b, epsilon=epsilon)
     assert coupling.plan.dtype == torch.float32
@@ -243,7 +243,7 @@ def test_exact_costs_no_more_than_any_entropic_plan(rows, columns, mass, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mass", [0.8, 1.0])
-@pytest.mark.parametrize("total", [1e-12, 1e-3, 7.0, 1e8, 1e9, 1e12, 1e20])
+@pytest.mark.parametrize("total", [1e-12, 7.0, 1e9, 1e20])
 def test_exact_solves_masses_of_any_size(total, mass, dtype):
     """Plans are linear in the masses, although POT compares sums with an absolute tolerance."""
     cost = planted_cost("wide", (2, 6, 3), torch.Generator().manual_seed(15)).to(dtype)
@@ -262,15 +262,6 @@ def test_solvers_mutate_no_argument_and_print_nothing(capsys):
         assert not solver(cost, a, b).plan.requires_grad
     assert all(torch.equal(tensor, old) for tensor, old in zip((cost, a, b), before, strict=True))
     assert capsys.readouterr() == ("", "")
-
-
-def test_pot_is_imported_by_exact_alone(in_new_process):
-    program = """
-import sys, torch, fedprompt as fp
-fp.transport.newton(torch.eye(2), torch.ones(2), torch.ones(2))
-print("ot" in sys.modules)
-"""
-    assert in_new_process(program).strip() == "False"
 
 
 HALF = torch.full((2,), 0.5)
@@ -304,11 +295,12 @@ def test_newton_compiles_into_one_graph(epsilon, backend):
     )
 
 
+OTHERS = [dykstra, sinkhorn, exact, independent, unbalanced]
 VMAPPED = [(0, None, None), (None, 0, None), (None, None, 0), (1, 0, 0), (0, None, 1)]
+VMAPPED = [*((newton, in_dims) for in_dims in VMAPPED), *((each, (0, None, 1)) for each in OTHERS)]
 
 
-@pytest.mark.parametrize("solver", [*ITERATIVE, exact, independent, unbalanced])
-@pytest.mark.parametrize("in_dims", VMAPPED)
+@pytest.mark.parametrize(("solver", "in_dims"), VMAPPED)
 def test_vmap_over_any_argument_equals_a_loop(solver, in_dims):
     """At an epsilon at which solvers need more steps than under ``torch.compile``."""
     generator = torch.Generator().manual_seed(16)
@@ -340,7 +332,7 @@ def test_transforms_may_be_nested_and_duals_give_plans_in_them():
 
 
 @pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0])
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0])
 @pytest.mark.parametrize("scale", [1e30, 1e36, 1e38, 3e38])
 def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, scale):
     """A range that overflows when it is divided by epsilon gave NaN."""
@@ -360,16 +352,11 @@ def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, sc
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 newton(COST, HALF, HALF, epsilon=0) -> ValueError: `epsilon` must be
-dykstra(COST, HALF, HALF, epsilon=-0.1) -> ValueError: `epsilon` must be
 sinkhorn(COST, HALF, HALF, epsilon=float('nan')) -> ValueError: `epsilon` must be
 newton(COST, HALF, HALF, epsilon='0.1') -> TypeError: `epsilon` must be
 newton(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
-dykstra(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
-sinkhorn(COST, HALF, HALF, tolerance=0.0) -> ValueError: `tolerance` must be
 newton(COST, HALF, HALF, max_iterations=0) -> ValueError: `max_iterations` must be
-dykstra(COST, HALF, HALF, max_iterations=0) -> ValueError: `max_iterations` must be
 sinkhorn(COST, HALF, HALF, max_iterations=1.5) -> TypeError: `max_iterations` must be
-newton(COST, HALF, 2 * HALF) -> ValueError: `b` must sum to
 newton(COST, HALF, tensor([[0.5, 0.5], [0.9, 0.9], [0.5, 0.5]])) -> ValueError: `b` must sum to
 newton(COST, HALF, tensor([1.0, 0.0])) -> ValueError: `b` must be finite and above 0
 newton(COST, tensor([1.5, -0.5]), HALF) -> ValueError: `a` must be finite and at least 0

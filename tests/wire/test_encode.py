@@ -82,7 +82,6 @@ REFUSED = r"""
 {'a:weight': ONE}, PLAIN -> ValueError: `message` must have no name '__metadata__', nor one that
 {'__metadata__': ONE}, PLAIN -> ValueError: `message` must have no name '__metadata__', nor one that
 {'\ud800': ONE}, PLAIN -> ValueError: `message` must be text that UTF-8 can represent; got '\ud800'
-{'\udfff': ONE}, PLAIN -> ValueError: `message` must be text that UTF-8 can represent; got '\udfff'
 {'a': ONE.to(torch.complex64)}, PLAIN -> TypeError: `message['a']` must have a dtype of F64, F32
 {'a': SPARSE}, PLAIN -> TypeError: `message['a']` must be a dense tensor
 {'a': META}, PLAIN -> TypeError: `message['a']` must be a dense tensor

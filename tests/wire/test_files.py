@@ -85,7 +85,6 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path):
 
 
 REFUSED = """
-1 -> TypeError: `path` must be a path (a string or a pathlib.Path); got 1 (int)
 b'file' -> TypeError: `path` must be a path (a string or a pathlib.Path); got b'file' (bytes)
 '' -> ValueError: `path` must be the path of a file; got an empty path
 '.' -> ValueError: `path` must be the path of a file; got a directory

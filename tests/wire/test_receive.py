@@ -196,7 +196,6 @@ taken(arrivals, expect=EXPECT._replace(max_abs=torch.nan)) -> ValueError: `expec
 taken(arrivals, max_bytes=20) -> ValueError: `max_bytes` must be at least 36, the size of
 taken(arrivals, restore='codec') -> TypeError: `restore` must be a function of a message; got
 taken(5) -> TypeError: `arrivals` must be an iterable of pairs (client, blob); got 5 (int)
-taken([5]) -> TypeError: `arrivals` must contain pairs (client, blob); got 5 (int)
 taken([(1, b'', 3)]) -> TypeError: `arrivals` must contain pairs (client, blob); got a tuple of
 taken([(1.0, b'')]) -> TypeError: `arrivals` must name clients by integers alone or by strings alone
 taken([(True, b'')]) -> TypeError: `arrivals` must name clients by integers alone or by strings
