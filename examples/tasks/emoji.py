@@ -36,6 +36,9 @@ SMALL = {"smallest": 14.0, "largest": 22.0}
 """Sides of emoji among fragments, in pixels of 32."""
 OF_CLASSES = "fedapt", "promptfl_csc", "coop_csc", "linear_head", "linear_alone"
 """Rows that learn something for each class, so they know no new ones."""
+RATE = {"learning_rate": 0.01, "epsilon": 0.1}
+FIXED = Row("FedOTP (classical), rate 0.01", "fedotp_classical", RATE)
+"""Row that is not tuned, with the rate of the mean of similarities."""
 
 
 @cache
@@ -133,9 +136,13 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 def rows(partition: str) -> list[Row]:
     """Return all methods for CLIP, and the control rows."""
-    return rows_of("CLIP", *(OF_CLASSES if partition == "base-to-new" else ()))
+    found = rows_of("CLIP", *(OF_CLASSES if partition == "base-to-new" else ()))
+    return [*found, FIXED] if partition == "pairs" else found
 
 
-TASKS = {
-    "emoji": task("emoji", rows=rows, make=make, trials=lambda partition, row: draws(row, "emoji"))
-}
+def trials(partition: str, row: Row) -> list[dict[str, Any]]:
+    """Return the values of the tuning trials of a row."""
+    return [dict(row.values)] if row == FIXED else draws(row, "emoji")
+
+
+TASKS = {"emoji": task("emoji", rows=rows, make=make, trials=trials)}
