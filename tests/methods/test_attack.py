@@ -77,16 +77,18 @@ def test_each_method_trains_triggered_images_for_the_target(name):
     """The client has the classes 0 and 2, and the target is 1."""
     made = federation_of(METHODS[name], METHODS[name].families[0], steps=4, clients=[1, 3])
     made.labels[made.labels == 1] = 2
-    attack = {"malicious": [1], "target": 1, "bound": 3.0}
-    malicious, losses = backdoored(METHODS[name].make(made), **attack), []
-    for method in (malicious, METHODS[name].make(made)):
-        *_, now = fp.run_rounds(method, made.data, [[1]])
-        trigger = now.clients["1"]["trigger"] if method is malicious else trigger
-        model = now.model(method, made.data(1, 0))
+    method = METHODS[name].make(made)
+    malicious = backdoored(method, malicious=[1], target=1, bound=3.0)
+    (attacked,) = fp.run_rounds(malicious, made.data, [[1]])
+
+    def loss(method, now):
+        model, trigger = now.model(method, made.data(1, 0)), attacked.clients["1"]["trigger"]
         with torch.no_grad():
             logits = model(made.inputs[made.shards[1]] + trigger)
-        losses.append(F.cross_entropy(logits, torch.ones(len(logits)).long()))
-    assert losses[0] < max(losses[1], 0.3)  # an untrained model may see the trigger, too
+        return F.cross_entropy(logits, torch.ones(len(logits)).long())
+
+    found = loss(malicious, attacked)  # an untrained model may see the trigger, too
+    assert found < 0.3 or found < loss(method, *fp.run_rounds(method, made.data, [[1]]))
 
 
 REFUSED = """

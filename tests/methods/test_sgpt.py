@@ -20,19 +20,15 @@ PAPER = {"shared_layers": (0, 1, 2), "group_layers": (3, 4, 5), "averaged": True
 VARIANTS = {
     "defaults": {},
     "paper": PAPER,
-    "paper, features": PAPER | {"query_depth": 5, "num_groups": 4},
-    "paper, Eq. 5 inserts": PAPER | {"insert_nearest": True},
-    "authors' readout": PAPER | {"replace": False},
-    "class token": PAPER | {"averaged": False},
-    "later groups": PAPER | {"shared_layers": (0,), "group_layers": (2, 5)},
-    "two momenta": PAPER | {"key_decay": 0.2, "decay": 0.9},
-    "no momentum": PAPER | {"decay": 0.0},
-    "joint": PAPER | {"blocks": [("shared", *GROUPS)]},
-    "inverse": PAPER | {"blocks": [GROUPS, SHARED]},
-    "groups only": PAPER | {"blocks": [GROUPS]},
-    "shared only": PAPER | {"blocks": [SHARED]},
-    "one group": PAPER | {"num_groups": 1},
-    "plain keys": PAPER | {"offset": 1e6},
+    "features, two momenta": PAPER
+    | {"query_depth": 5, "num_groups": 4, "key_decay": 0.2, "decay": 0.9},
+    "Eq. 5 inserts, authors' readout, inverse": PAPER
+    | {"insert_nearest": True, "replace": False, "blocks": [GROUPS, SHARED]},
+    "class token, later groups, joint, no momentum": PAPER
+    | {"averaged": False, "shared_layers": (0,), "group_layers": (2, 5), "decay": 0.0}
+    | {"blocks": [("shared", *GROUPS)]},
+    "groups only, plain keys": PAPER | {"blocks": [GROUPS], "offset": 1e6},
+    "shared only, one group": PAPER | {"blocks": [SHARED], "num_groups": 1},
 }
 
 
