@@ -88,8 +88,11 @@ def run_all(rank: int, folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
 
 
-def together(names: list[str]) -> Callable[[Any], fp.Method]:
-    """Return a maker of one method that runs several, whose entries begin with their names."""
+def together(names: list[str], *, newcomers: bool = False) -> Callable[[Any], fp.Method]:
+    """Return a maker of one method that runs several, whose entries begin with their names.
+
+    With `newcomers`, a client also predicts as if it had no state.
+    """
 
     def part(message: fp.interfaces.Message, name: str) -> dict[str, Any]:
         start = f"{name}."
@@ -111,14 +114,19 @@ def together(names: list[str]) -> Callable[[Any], fp.Method]:
             return joined({name: payload for name, (payload, _) in found.items()}), states
 
         def predict(data: Any, answer: Any, state: Any) -> Callable[[Tensor], Tensor]:
-            models = [
-                method.predict(data, part(answer, name), state.get(name, {}))
-                for name, method in methods.items()
-            ]
-            for model in models:
-                if isinstance(model, nn.Module):
-                    model.eval()
-            return lambda inputs: torch.stack([model(inputs) for model in models])
+            def logits(inputs: Tensor) -> Tensor:
+                found = []
+                for name, method in methods.items():
+                    own = state.get(name, {})
+                    for each in [own, {}] if own and newcomers else [own]:
+                        with torch.enable_grad():
+                            model = method.predict(data, part(answer, name), each)
+                        if isinstance(model, nn.Module):
+                            model.eval()
+                        found.append(model(inputs))
+                return torch.stack(found)
+
+            return logits
 
         def answer(client: int, state: Any) -> dict[str, Any]:
             servers = {name: method.server for name, method in methods.items()}

@@ -43,7 +43,7 @@ for name, family in RUNS:  # FedMix alone has two exchanges
 def check_together(names, federation):
     """Audit several methods as one, which forks once, and then by itself the one that fails."""
     try:
-        check_messages(together(names), federation)
+        check_messages(together(names, newcomers=True), federation)
     except ValueError:
         for name in names:
             check_messages(METHODS[name].make, federation)
@@ -52,7 +52,7 @@ def check_together(names, federation):
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: f"{group[0]} {group[1]}")
 def test_messages_are_all_that_crosses(group):
-    """Client 1 trains after client 0, and both predict then."""
+    """Client 1 trains after client 0. Then both predict, with their state and as newcomers."""
     names, budget = GROUPS[group], {"rounds": 1, "cohort_size": 2, "steps": 1, "clients": [0, 1]}
     made = federation_of(METHODS[names[0]], group[0], **budget)
     assert list(made.cohorts()) == [[0, 1]]
