@@ -111,6 +111,7 @@ def test_a_client_that_keeps_its_iterator_leaves_autocast():
         kept.append(data.batches())
         next(kept[-1])
         seen.append(torch.is_autocast_enabled("cpu"))
+        assert not torch.is_autocast_cache_enabled()  # it would keep the weights before a step
         return {}, state
 
     method = fp.Method(train, fp.averaging_server({}), lambda *all: None)
