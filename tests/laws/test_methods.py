@@ -7,11 +7,12 @@ every message and every state goes through bytes, and the data of other clients 
 import inspect
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -71,20 +72,15 @@ def untouched(call: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-class Seen(NamedTuple):
-    """Names that are read, names of answers, and directions in which something is sent."""
+def strict(make: Callable[[], fp.Method], seen: Mapping[str, set[str]]) -> fp.Method:
+    """Make a new method for each call, check its arguments and results, and note what is seen.
 
-    read: set[str]
-    answered: set[str]
-    crossed: set[str]
-
-
-def strict(make: Callable[[], fp.Method], seen: Seen) -> fp.Method:
-    """Make a new method for each call, check its arguments and results, and note what is seen."""
+    These are names that are "read", names that are "answered", and directions that are "crossed".
+    """
     first = make()
 
     def received(client, answer):
-        seen.answered.update(answer)
+        seen["answered"].update(answer)
         if first.form is None:  # then messages need no form
             return deepcopy(answer)
         return through_bytes(answer, first.server.answer(client, first.server.state))
@@ -92,11 +88,11 @@ def strict(make: Callable[[], fp.Method], seen: Seen) -> fp.Method:
     def client(data, answer, state):
         answer = received(data.id, answer)
         payload, state = untouched(
-            lambda *own: make().client(data, Read(own[0], seen.read), own[1]), answer, state
+            lambda *own: make().client(data, Read(own[0], seen["read"]), own[1]), answer, state
         )
         assert not holds(payload or {}, data.own()[0]), "a message holds a row of an input"
         counts = {"Down": fp.num_bytes(answer), "Up": fp.num_bytes(payload or {})}
-        seen.crossed.update(direction for direction, count in counts.items() if count)
+        seen["crossed"].update(direction for direction, count in counts.items() if count)
         if payload is not None and first.form is not None:
             payload = through_bytes(payload, first.form(data.id))
         return payload, state
@@ -104,7 +100,7 @@ def strict(make: Callable[[], fp.Method], seen: Seen) -> fp.Method:
     def predict(data, answer, state):
         answer = received(data.id, answer)
         return untouched(
-            lambda *own: make().predict(data, Read(own[0], seen.read), own[1]), answer, state
+            lambda *own: make().predict(data, Read(own[0], seen["read"]), own[1]), answer, state
         )
 
     def answer(client, state):
@@ -136,7 +132,7 @@ def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) 
     Return the directions in which something is sent.
     """
     torch.set_default_dtype(torch.float64)
-    expected, seen, start = plain(make, name, family), Seen(set(), set(), set()), None
+    expected, seen, start = plain(make, name, family), defaultdict(set), None
     federation = federation_of(METHODS[name], family, **CHANGES)
     cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
     for rounds in range(1, CHANGES["rounds"] + 1):
@@ -150,8 +146,8 @@ def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) 
         assert logits.shape == (len(federation.shards[client]), federation.num_classes)
         assert logits.dtype == torch.get_default_dtype()
         assert not logits.isnan().any()
-    assert seen.answered <= seen.read, "names of an answer are not read"
-    return seen.crossed
+    assert seen["answered"] <= seen["read"], "names of an answer are not read"
+    return seen["crossed"]
 
 
 @pytest.mark.parametrize(("name", "family"), RUNS)
