@@ -1,6 +1,7 @@
 """Laws of the fields of a setting, over the whole gallery: schedule, steps, autocast, ranges."""
 
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,8 @@ def test_autocast_changes_a_loss_by_little_and_no_dtype(name, family, monkeypatc
         if not losses[dtype]:
             assert torch.is_autocast_enabled("cpu") == (dtype is not None)
         losses[dtype].append(float(found.detach().sum()))
+        if dtype is None:
+            raise InterruptedError  # the first loss is enough
         return functions[each](loss, *rest, **options)
 
     for dtype, cohorts in ((None, [[0]]), (torch.bfloat16, [[0], [0]])):
@@ -80,7 +83,8 @@ def test_autocast_changes_a_loss_by_little_and_no_dtype(name, family, monkeypatc
         with monkeypatch.context() as patched:
             for each in functions:
                 patched.setattr(torch.autograd, each, partial(watched, each))
-            *_, now = fp.run_rounds(method, federation.data, cohorts)
+            with suppress(InterruptedError):
+                *_, now = fp.run_rounds(method, federation.data, cohorts)
     packed(now, "round", tensors := {})
     assert torch.bfloat16 not in {tensor.dtype for tensor in tensors.values()}
     for exact, found in zip(losses[None][:1], losses[torch.bfloat16][:1], strict=True):
