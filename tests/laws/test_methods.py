@@ -75,6 +75,8 @@ def untouched(call: Callable[..., Any], *arguments: Any) -> Any:
 def strict(make: Callable[[], fp.Method], seen: Mapping[str, set[str]]) -> fp.Method:
     """Make a new method for each call, check its arguments and results, and note what is seen.
 
+    All answers of a round are those of one method.
+
     These are names that are "read", names that are "answered", and directions that are "crossed".
     """
     first = make()
@@ -104,7 +106,7 @@ def strict(make: Callable[[], fp.Method], seen: Mapping[str, set[str]]) -> fp.Me
         )
 
     def answer(client, state):
-        return untouched(lambda state: make().server.answer(client, state), state)
+        return untouched(lambda state: first.server.answer(client, state), state)
 
     def step(server_round, payloads, state):
         return untouched(lambda *all: make().server.step(server_round, *all), payloads, state)
