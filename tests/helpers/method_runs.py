@@ -4,6 +4,7 @@ Spawned processes import this module by name.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,16 @@ from fedprompt.wire.gather import rank_of
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
+MAKERS = {
+    name: partial(entry.make, **{"server_steps": 2} if "server_steps" in entry.defaults else {})
+    for name, entry in METHODS.items()
+}
+"""Makers of the methods, with few steps of a server that trains."""
 CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
 WAYS = ("at home", "shared", "shared, from one process")
 """How two ranks run: clients at home, or with guests, also from a round of one process."""
-PREDICTING = (0, 1, 2, 5)
-"""Clients that predict; the last one is a newcomer."""
+WITH_DATA = (0, 1, 2, 5)
+"""Clients with data. One that is not in the last round predicts, and the newcomer does."""
 
 
 class Outcome(NamedTuple):
@@ -50,7 +56,7 @@ def run(
     torch.set_default_dtype(torch.float64)  # which no code has by chance
     federation = federation_of(METHODS[name], family, **CHANGES)
     (rank, world), method = rank_of(group), make(federation)
-    here = [client for client in PREDICTING if client % world == rank]
+    here = [client for client in WITH_DATA if client % world == rank]
 
     def data(client: int, server_round: int) -> Any:
         assert client in here or share
@@ -61,7 +67,7 @@ def run(
     if way == WAYS[2]:
         start = next(fp.run_rounds(make(federation), data, cohorts))
     *_, now = fp.run_rounds(method, data, cohorts, start=start, group=group, share=share)
-    logits = {client: predicted(method, federation, now, client) for client in here}
+    logits = {client: predicted(method, federation, now, client) for client in here if client > 1}
 
     def figures() -> dict[int, dict[str, float]]:
         parts = federation.inputs, federation.labels
@@ -76,14 +82,17 @@ def run(
 def run_all(rank: int, folder: Path) -> None:
     """Run all methods on this rank in all ways, and save what came out."""
     ways = [(*each, way) for each in RUNS for way in WAYS]
-    found = {each: run(METHODS[each[0]].make, *each, group=dist.group.WORLD) for each in ways}
+    found = {each: run(MAKERS[each[0]], *each, group=dist.group.WORLD) for each in ways}
     for each, outcome in found.items():
         found[each] = outcome._replace(figures=outcome.figures())
     torch.save(found, folder / f"{rank}.pt")
 
 
-def together(names: list[str]) -> Callable[[Any], fp.Method]:
-    """Return a maker of one method that runs several, whose entries begin with their names."""
+def together(names: list[str], *, newcomers: bool = False) -> Callable[[Any], fp.Method]:
+    """Return a maker of one method that runs several, whose entries begin with their names.
+
+    With `newcomers`, a client also predicts as if it had no state.
+    """
 
     def part(message: fp.interfaces.Message, name: str) -> dict[str, Any]:
         start = f"{name}."
@@ -94,7 +103,7 @@ def together(names: list[str]) -> Callable[[Any], fp.Method]:
         return {key: entry for each in parts for key, entry in each.items()}
 
     def make(setting: Any) -> fp.Method:
-        methods = {name: METHODS[name].make(setting) for name in names}
+        methods = {name: MAKERS[name](setting) for name in names}
 
         def client(data: Any, answer: Any, state: Any) -> tuple[Any, Any]:
             found = {
@@ -105,14 +114,19 @@ def together(names: list[str]) -> Callable[[Any], fp.Method]:
             return joined({name: payload for name, (payload, _) in found.items()}), states
 
         def predict(data: Any, answer: Any, state: Any) -> Callable[[Tensor], Tensor]:
-            models = [
-                method.predict(data, part(answer, name), state.get(name, {}))
-                for name, method in methods.items()
-            ]
-            for model in models:
-                if isinstance(model, nn.Module):
-                    model.eval()
-            return lambda inputs: torch.stack([model(inputs) for model in models])
+            def logits(inputs: Tensor) -> Tensor:
+                found = []
+                for name, method in methods.items():
+                    own = state.get(name, {})
+                    for each in [own, {}] if own and newcomers else [own]:
+                        with torch.enable_grad():
+                            model = method.predict(data, part(answer, name), each)
+                        if isinstance(model, nn.Module):
+                            model.eval()
+                        found.append(model(inputs))
+                return torch.stack(found)
+
+            return logits
 
         def answer(client: int, state: Any) -> dict[str, Any]:
             servers = {name: method.server for name, method in methods.items()}

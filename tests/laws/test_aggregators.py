@@ -164,17 +164,13 @@ def a_single_entry_is_unchanged(implementation: Implementation, entries: list[Se
 def stays_between_minimum_and_maximum(implementation: Implementation, entries: list[Sent]) -> None:
     value, weight = implementation.aggregate(entries)
     prior = [torch.zeros_like(value)] if implementation.prior else []
-    seen = [(known(entry), entry.value) for entry in entries]
-    lowest = (
-        torch.stack([torch.where(rows, values, torch.inf) for rows, values in seen] + prior)
-        .min(0)
-        .values
-    )
-    highest = (
-        torch.stack([torch.where(rows, values, -torch.inf) for rows, values in seen] + prior)
-        .max(0)
-        .values
-    )
+
+    def seen(missing: float) -> Tensor:
+        return torch.stack(
+            [torch.where(known(each), each.value, missing) for each in entries] + prior
+        )
+
+    lowest, highest = seen(torch.inf).amin(0), seen(-torch.inf).amax(0)
     rows = known(Weighted(value, weight))
     slack = 8 * torch.finfo(value.dtype).eps * value.abs().clamp(min=1)
     assert bool((lowest - slack <= value)[rows].all())

@@ -8,7 +8,7 @@ import torch
 
 from fedprompt import Weighted, weighted_mean
 from fedprompt.aggregation import low_rank_mean
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_same
 from tolerance import assert_near
 
@@ -111,7 +111,7 @@ FAR = [
     {"B": Weighted(s * B.value.half(), ONE), "A": Weighted(s * 4e4 * A.value, ONE)} for s in (1, -1)
 ]
 
-REFUSED = """
+test_wrong_calls_are_refused_by_name = refused(globals())("""
 low_rank_mean(SENT, {"W": ("B", "C")}) -> ValueError: `pairs['W']` must name two factors that a
 low_rank_mean(SENT, {"W": "BA"}) -> TypeError: `pairs['W']` must be the names of two factors
 low_rank_mean(SENT, [("B", "A")]) -> TypeError: `pairs` must map names to pairs of names; got
@@ -124,10 +124,4 @@ low_rank_mean([], PAIRS) -> ValueError: `payloads` must hold at least one payloa
 low_rank_mean(SENT, {}) -> ValueError: `pairs` must hold at least one pair of names; got none.
 low_rank_mean(SENT[0], PAIRS) -> TypeError: `payloads` must be an iterable of payloads; got one
 low_rank_mean([B], PAIRS) -> TypeError: `payloads[0]` must map names to Weighted; got a W
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused_by_name(call, error, message):
-    check_refused(call, error, message, globals())
+""")

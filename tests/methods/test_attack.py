@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods import METHODS, backdoored, fedproto, fedvpt_d, promptsrc
-from refusals import check_refused, refusals
+from refusals import refused
 from same import assert_same
 from tiny_federations import clip_image_federation, descend, federation_of, last, vit_federation
 
@@ -77,32 +77,27 @@ def test_each_method_trains_triggered_images_for_the_target(name):
     """The client has the classes 0 and 2, and the target is 1."""
     made = federation_of(METHODS[name], METHODS[name].families[0], steps=4, clients=[1, 3])
     made.labels[made.labels == 1] = 2
-    attack = {"malicious": [1], "target": 1, "bound": 3.0}
-    malicious, losses = backdoored(METHODS[name].make(made), **attack), []
-    for method in (malicious, METHODS[name].make(made)):
-        *_, now = fp.run_rounds(method, made.data, [[1]])
-        trigger = now.clients["1"]["trigger"] if method is malicious else trigger
-        model = now.model(method, made.data(1, 0))
+    method = METHODS[name].make(made)
+    malicious = backdoored(method, malicious=[1], target=1, bound=3.0)
+    (attacked,) = fp.run_rounds(malicious, made.data, [[1]])
+
+    def loss(method, now):
+        model, trigger = now.model(method, made.data(1, 0)), attacked.clients["1"]["trigger"]
         with torch.no_grad():
             logits = model(made.inputs[made.shards[1]] + trigger)
-        losses.append(F.cross_entropy(logits, torch.ones(len(logits)).long()))
-    assert losses[0] < max(losses[1], 0.3)  # an untrained model may see the trigger, too
+        return F.cross_entropy(logits, torch.ones(len(logits)).long())
+
+    found = loss(malicious, attacked)  # an untrained model may see the trigger, too
+    assert found < 0.3 or found < loss(method, *fp.run_rounds(method, made.data, [[1]]))
 
 
-REFUSED = """
-attacked(malicious=1)(setting) -> TypeError: `malicious` must be an iterable of ids of clients
-attacked(malicious=["1"])(setting) -> TypeError: `malicious[0]` must be an integer; got '1' (str)
-last(attacked(malicious=[99]), setting) -> ValueError: `malicious` must be ids of clients of the set
-last(attacked(target=3), setting) -> ValueError: `target` must be below 3, the classes; got 3.
-attacked(target=-1)(setting) -> ValueError: `target` must be at least 0; got -1.
-attacked(bound=0)(setting) -> ValueError: `bound` must be above 0; got 0
-attacked(boost=0)(setting) -> ValueError: `boost` must be above 0; got 0
-"""
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
-def test_wrong_calls_are_refused(call, error, message):
-    check_refused(
-        call, error, message, {"attacked": attacked, "setting": vit_federation(), "last": last}
-    )
+SETTING = vit_federation()
+test_wrong_calls_are_refused_by_name = refused(globals())("""
+attacked(malicious=1)(SETTING) -> TypeError: `malicious` must be an iterable of ids of clients
+attacked(malicious=["1"])(SETTING) -> TypeError: `malicious[0]` must be an integer; got '1' (str)
+last(attacked(malicious=[99]), SETTING) -> ValueError: `malicious` must be ids of clients of the set
+last(attacked(target=3), SETTING) -> ValueError: `target` must be below 3, the classes; got 3.
+attacked(target=-1)(SETTING) -> ValueError: `target` must be at least 0; got -1.
+attacked(bound=0)(SETTING) -> ValueError: `bound` must be above 0; got 0
+attacked(boost=0)(SETTING) -> ValueError: `boost` must be above 0; got 0
+""")

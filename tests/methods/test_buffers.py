@@ -58,9 +58,8 @@ def federation() -> Federation:
 
 def test_no_statistics_cross_between_clients_with_one_network():
     made = federation()
-    setting = replace(made.setting, steps=1, cohort_size=2, clients=range(3), seed=2)
-    assert list(setting.cohorts()) == [[0, 2], [1, 2]]  # clients 0 and 2 have one network
-    shards = {client: made.shards[client] for client in range(3)}
+    setting = replace(made.setting, steps=1, rounds=1, cohort_size=2, clients=[0, 2])
+    shards = {client: made.shards[client] for client in setting.clients}  # with one network
     check_messages(together(WITHOUT_TRUNK), replace(made, setting=setting, shards=shards))
 
 
@@ -112,6 +111,7 @@ def test_a_client_that_keeps_its_iterator_leaves_autocast():
         kept.append(data.batches())
         next(kept[-1])
         seen.append(torch.is_autocast_enabled("cpu"))
+        assert not torch.is_autocast_cache_enabled()  # it would keep the weights before a step
         return {}, state
 
     method = fp.Method(train, fp.averaging_server({}), lambda *all: None)

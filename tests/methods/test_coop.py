@@ -9,19 +9,6 @@ from fedprompt.methods.coop import coop
 from tiny_federations import ONE_CLIENT, clip_federation, last, parameters
 
 
-def test_a_client_learns_the_same_context_whatever_data_the_others_have():
-    everyone = {"cohort_size": 5}
-    plain = clip_federation(**everyone)
-    changed = clip_federation(**everyone)
-    changed.inputs = changed.inputs.clone()
-    changed.inputs[changed.shards[1]] += 1
-    before, after = last(coop, plain), last(coop, changed)
-    torch.testing.assert_close(parameters(before, 0), parameters(after, 0), rtol=0, atol=0)
-    assert not torch.equal(
-        parameters(before, 1)["context.context"], parameters(after, 1)["context.context"]
-    )
-
-
 @pytest.mark.usefixtures("float64")
 def test_a_client_descends_over_all_of_its_rounds():
     """In the second round, it continues from where it ended."""

@@ -253,30 +253,29 @@ def of_tensors(given):
 
 @pytest.mark.parametrize("name", [name for name, family in RUNS if family == "CLIP"])
 def test_other_classes_are_those_of_a_second_setting_or_the_method_is_class_specific(name):
-    """The second setting is made by hand. The first one has as many classes as the first names."""
+    """The second setting is made by hand. The first one has as many classes as the last names."""
     entry = METHODS[name]
-    given = tiny.federation_of(entry, "CLIP", clients=[0, 1], cohort_size=2, rounds=1)
+    given = tiny.federation_of(entry, "CLIP", clients=[0, 1], rounds=1)
     method = entry.make(given)
-    *_, now = fp.run_rounds(method, given.data, given.cohorts())
-    for names in (tiny.NAMES[4:7], tiny.NAMES[5:9]):
-        check_other_classes(entry, given, method, now, names)
+    *_, now = fp.run_rounds(method, given.data, [[1]])
+    tested = {"clients": [1], "newcomers": [5]}
 
+    def held_out(names):
+        own = {1: torch.arange(5), 5: torch.arange(2, 5)}
+        return HeldOut(given.inputs[:5], torch.arange(5) % len(names), own=own)
 
-def check_other_classes(entry, given, method, now, names):
-    second = replace(given, class_names=names, num_classes=len(names))
-    other = entry.make(second)
-    labels = torch.arange(len(given.inputs)) % len(names)
-    held_out = HeldOut(given.inputs, labels, own={c: torch.arange(c, 9) for c in range(6)})
-
-    def call():
-        return evaluate(method, of_tensors(given), now, held_out, class_names=names, newcomers=[5])
+    def call(names):
+        tests = held_out(names)
+        return evaluate(method, of_tensors(given), now, tests, class_names=names, **tested)
 
     if shapes(method, given) != shapes(entry.make(given.renamed(tiny.NAMES[:5])), given):
-        with pytest.raises(ValueError, match="`class_names` must be None for a method that"):
-            call()
+        for names in (tiny.NAMES[5:9], tiny.NAMES[4:7]):
+            with pytest.raises(ValueError, match="`class_names` must be None for a method that"):
+                call(names)
         return
-    found = call()
-    expected = evaluate(other, of_tensors(second), now, held_out, newcomers=[5])
+    names = tiny.NAMES[5:9]
+    found, second = call(names), replace(given, class_names=names, num_classes=len(names))
+    expected = evaluate(entry.make(second), of_tensors(second), now, held_out(names), **tested)
     assert (found, found.clients) == (expected, expected.clients)
 
 

@@ -19,13 +19,8 @@ from tiny_federations import CLASSES, last, mixed_federation, parameters, trunk,
 
 VARIANTS = {
     "as in the paper": Axes(),
-    "+P": Axes(share=("prompts",)),
-    "+H": Axes(share=("head",)),
-    "uniform": Axes(uniform=True),
-    "all logits": Axes(keep_all=True),
-    "temperature": Axes(temperature=1.5, gamma=2.0),
-    "smoothing": Axes(smoothing=0.0),
-    "shallow": Axes(deep=False),
+    "+P, all logits": Axes(share=("prompts",), keep_all=True, temperature=1.5, gamma=2.0),
+    "+H, uniform, shallow": Axes(share=("head",), uniform=True, smoothing=0.0, deep=False),
 }
 
 
@@ -126,11 +121,6 @@ fedhpl(SETTING, prompts=3) -> TypeError: `prompts` must be a function
 last(fedhpl, SETTING, temperature=0.0) -> ValueError: `temperature` must be above 0; got 0.0
 """)
 SETTING = mixed_federation()
-
-
-def test_a_round_without_steps_sends_the_logits_of_the_first_values():
-    made = mixed_federation(steps=0)
-    assert torch.equal(last(fedhpl, made).of(1).head.weight, made.new_model(1).head.weight)
 
 
 def test_parts_of_images_give_the_means_of_all(monkeypatch):

@@ -20,19 +20,6 @@ from refusals import refused
 from tiny_federations import CLASSES, ONE_CLIENT, clip_federation, descend, last, parameters
 
 
-@pytest.mark.parametrize("method", [fedotp, fedotp_classical, fedotp_average])
-def test_only_the_shared_context_is_sent(method):
-    federation = clip_federation(rounds=1, clients=[0, 1], cohort_size=2)
-    predictions = last(method, federation)
-    context = 4 * federation.length * federation.tower.dim
-    turns = federation.rounds * federation.cohort_size
-    assert federation.ledger.total(direction="down") == turns * context
-    assert federation.ledger.total(direction="up") == turns * (context + 4)
-    first, second = (parameters(predictions, client) for client in (0, 1))
-    assert torch.equal(first["shared.context"], second["shared.context"])
-    assert not torch.equal(first["private.context"], second["private.context"])
-
-
 def test_two_local_contexts_send_nothing_and_differ_between_clients():
     federation = clip_federation(rounds=1, clients=[0, 1], cohort_size=2)
     predictions = last(fedotp, federation, local=True)
@@ -79,6 +66,7 @@ def test_a_round_is_the_papers(float64, method, plan, mass, tolerance):
     optimizer = partial(torch.optim.SGD, **sgd)
     names = ["cat", "dog", "polar bear"]
     values = {"rounds": 1, "length": 16, "scale": 100.0, "class_names": names}
+    values |= {"clients": [0, 1], "cohort_size": 2}
     made = clip_federation(**values, make_optimizer=optimizer)
     still = clip_federation(**values, make_optimizer=optimizer, steps=0)
     before, after = (last(method, each, learning_rate=1e-3) for each in (still, made))

@@ -6,6 +6,7 @@ import torch
 import fedprompt as fp
 from fedprompt.methods import flora
 from low_rank import ONE_ROUND, RATE, initial, mean, trained
+from refusals import refused
 from tiny_federations import last, vit_federation
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -53,12 +54,10 @@ def test_payloads_of_clients_have_the_ranks_in_turn_and_no_weights():
     assert numbers == [2 * (r * 8 + 24 * r) + 8 * 3 + 3 for r in (2, 3, 2)]
 
 
-@pytest.mark.bad_input
-def test_no_ranks_and_one_rank_without_a_sequence_are_refused():
-    with pytest.raises(TypeError, match="`ranks` must be a sequence of values; got 2"):
-        flora(vit_federation(), ranks=2)
-    with pytest.raises(ValueError, match=r"`ranks` must have at least one rank; got \(\)"):
-        flora(vit_federation(), ranks=())
+test_wrong_ranks_are_refused = refused(globals())("""
+flora(vit_federation(), ranks=2) -> TypeError: `ranks` must be a sequence of values; got 2
+flora(vit_federation(), ranks=()) -> ValueError: `ranks` must have at least one rank; got ()
+""")
 
 
 def test_a_codec_that_leaves_numbers_out_is_refused_with_the_codecs_that_do_not():

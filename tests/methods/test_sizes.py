@@ -16,6 +16,9 @@ SIZES = [
     ("fedex_lora", {}, tiny.vit_federation, A + B + HEAD, 6, 2 * 24 * 8),  # and the weights
     ("fedlora", {}, tiny.vit_federation, A + B + HEAD, 6, 0),
     ("fedmaple", {}, tiny.clip_image_federation, 2 * CONTEXT + 2 * 16 * (16 + 1), 5, 0),
+    ("fedotp", {}, tiny.clip_federation, CONTEXT, 1, 0),
+    ("fedotp_average", {}, tiny.clip_federation, CONTEXT, 1, 0),
+    ("fedotp_classical", {}, tiny.clip_federation, CONTEXT, 1, 0),
     ("fedplot", {"num_contexts": 2}, tiny.clip_federation, 2 * CONTEXT, 1, 0),
     ("fedsa_lora", {}, tiny.vit_federation, A, 2, 0),
     ("fedvpt", {}, tiny.vit_federation, 2 * 8 + HEAD, 3, 0),
