@@ -125,7 +125,7 @@ def fedkd(
 ) -> fp.Method:
     """FedKD."""
     mentee = setting.new_model(0)
-    first = fp.snapshot(mentee)
+    first, whole = fp.snapshot(mentee), fp.snapshot(mentee, buffers=True)
     dim = mentee.head.in_features
     mapping = setting.seeded(nn.Linear, dim, dim, False)
     new = fp.snapshot(mapping)
@@ -133,7 +133,7 @@ def fedkd(
     def train(data, answer, state):
         before = _received(answer, state.get("mentee", first))
         mentor = setting.model(data.id, state.get("mentor", {}))
-        fp.load_values(mentee, before)
+        fp.load_values(mentee, {**whole, **before})
         fp.load_values(mapping, state.get("map", new))
         models = nn.ModuleDict({"mentor": mentor, "mentee": mentee, "mapping": mapping})
         optimizer = data.optimizer(models, learning_rate)
@@ -150,7 +150,7 @@ def fedkd(
     def predict(data, answer, state):
         if state:
             return setting.model(data.id, state["mentor"])
-        fp.load_values(mentee, _received(answer, first))
+        fp.load_values(mentee, {**whole, **_received(answer, first)})
         return mentee
 
     server = _factored_server(first, map(str, setting.clients), energy)
