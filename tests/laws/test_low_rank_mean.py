@@ -114,6 +114,7 @@ FAR = [
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 low_rank_mean(SENT, {"W": ("B", "C")}) -> ValueError: `pairs['W']` must name two factors that a
 low_rank_mean(SENT, {"W": "BA"}) -> TypeError: `pairs['W']` must be the names of two factors
+low_rank_mean(SENT, {"W": ("B", 1)}) -> TypeError: `pairs['W'][1]` must be a string; got 1 (int).
 low_rank_mean(SENT, [("B", "A")]) -> TypeError: `pairs` must map names to pairs of names; got
 low_rank_mean(SENT, {"B": ("B", "A")}) -> ValueError: `pairs` must name residuals, which clients
 low_rank_mean(SENT, {"W": ("A", "B")}) -> ValueError: `payloads[0]['A']` must have shape (rows, ra
