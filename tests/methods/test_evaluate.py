@@ -340,6 +340,7 @@ call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none o
 call(held_out=owned([0], [1])) -> ValueError: `held_out` must have tests of all clients
 call(held_out=held(), newcomers=[2]) -> ValueError: `own` or `mixes` for `newcomers`
 call(held_out=held(), domains={'a': [0]}) -> ValueError: `mixes` for `domains`; got neither
+call(clients=3) -> TypeError: `clients` must be an iterable of ids of clients; got 3 (int).
 call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
 call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
 call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
