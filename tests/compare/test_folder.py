@@ -405,6 +405,7 @@ owned({0: [0]}, own={7: torch.tensor([0])}) -> ValueError: `tests.own` must have
 owned({0: [0]}, newcomers=1) -> ValueError: `newcomers` must be below 1, the clients; got 1.
 owned({0: [0]}, newcomers=-1) -> ValueError: `newcomers` must be at least 0; got -1.
 owned({0: [0]}, mixes={0: torch.ones(10)}) -> ValueError: `tests` must have no cells or mixes
+compare.folder('x', vit='y', clients='') -> ValueError: `clients` must not be empty; got ''.
 compare.folder('x', vit='y', rounds=0) -> ValueError: `rounds` must be at least 1; got 0.
 compare.folder('x', vit='y', steps=0) -> ValueError: `steps` must be at least 1; got 0.
 compare.folder('x', vit='y', batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0.
