@@ -86,6 +86,7 @@ def test_accuracy_matrix_shows_every_entry_on_a_scale_from_0_to_1(axes):
     assert image.get_clim() == (0, 1)
     # matplotlib prints row by row; 12.5 is rounded to the even 12.
     assert [text.get_text() for text in axes.texts] == ["25", "50", "100", "12", "75", "0"]
+    assert [text.get_color() for text in axes.texts][1:3] == ["black", "white"]  # on light and dark
     assert [text.get_position() for text in axes.texts][:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("test set of client", "model of client")
 

@@ -6,6 +6,8 @@ import os
 import pickle
 import re
 import shlex
+import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -381,6 +383,15 @@ def test_a_mistake_ends_with_one_line_before_anything_runs(
     said = capsys.readouterr().err
     assert re.match(f"fedprompt compare: .*{re.escape(message)}", said)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("device", "workers", "expected"), [("cpu", 7, 7), ("cuda", 7, 1)])
+def test_a_device_other_than_the_cpu_has_one_worker(device, workers, expected, monkeypatch):
+    args = Namespace(seeds=1, out="", tune=0, device=device, shrink=1.0, workers=workers)
+    monkeypatch.setattr(command, "run", lambda *_, workers, **how: sys.exit(workers))
+    with pytest.raises(SystemExit) as end:
+        command.compare(None, [], args, "")
+    assert end.value.code == expected
 
 
 def owned(clients, labels=None, newcomers=0, **tests):
