@@ -1,11 +1,8 @@
 """A folder of trained prompts is enough to build the network again, anywhere."""
 
 import json
-import os
 import re
 import shutil
-import sys
-import traceback
 from functools import cache
 from pathlib import Path
 
@@ -54,13 +51,17 @@ def saved(tmp_path):
         return tmp_path / "pets", weights, model(IMAGES)
 
 
-def test_another_process_without_the_clone_gives_the_same_logits_bitwise(saved, tmp_path):
-    """A copy of this process imports the library again, and has the others already."""
+def test_another_process_without_the_clone_gives_the_same_logits_bitwise(
+    saved, tmp_path, in_new_process
+):
     folder, weights, logits = saved
     torch.save(IMAGES, tmp_path / "images.pt")
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "fedprompt").symlink_to(Path(fp.__file__).parent)
     code = f"""
+import os, sys
+sys.path.insert(0, {str(tmp_path / "site")!r})
+os.chdir({str(tmp_path)!r})
 import torch
 import fedprompt as fp
 assert fp.__file__.startswith({str(tmp_path)!r}), fp.__file__
@@ -68,19 +69,7 @@ model = fp.load_prompts({str(folder)!r}, weights={str(weights)!r})
 with torch.no_grad():
     torch.save([model(torch.load("images.pt")), model.class_names], "logits.pt")
 """
-    child = os.fork()
-    if child == 0:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "fedprompt"]:
-            del sys.modules[name]
-        sys.path.insert(0, str(tmp_path / "site"))
-        os.chdir(tmp_path)
-        try:
-            exec(code, {})
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+    in_new_process(code)
     found, names = torch.load(tmp_path / "logits.pt")
     assert torch.equal(found, logits)
     assert names == CLASSES

@@ -390,7 +390,7 @@ def test_a_device_other_than_the_cpu_has_one_worker(device, workers, expected, m
     args = Namespace(seeds=1, out="", tune=0, device=device, shrink=1.0, workers=workers)
     monkeypatch.setattr(command, "run", lambda *_, workers, **how: sys.exit(workers))
     with pytest.raises(SystemExit) as end:
-        command.compare(None, [], args, "")
+        command.compare(owned({0: torch.arange(2)}), [], args, "")
     assert end.value.code == expected
 
 
