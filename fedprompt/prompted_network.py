@@ -142,7 +142,7 @@ def _images(visual: Any) -> Tensor:
     size = visual.image_size
     sides = (size, size) if isinstance(size, int) else tuple(size)
     like, draw = next(visual.parameters()), torch.Generator().manual_seed(0)
-    return torch.rand(1, 3, *sides, generator=draw).to(like)
+    return torch.rand(1, 3, *sides, generator=draw, device="cpu").to(like)
 
 
 def _outputs(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Tensor]:

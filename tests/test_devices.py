@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 
 import fedprompt as fp
+from fedprompt import prompted_network, samples
 from other_device import other_device
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -125,6 +126,16 @@ def drawn(
             .to(dtype)
         )
     return module.to(device)
+
+
+def test_numbers_of_a_seed_are_drawn_on_the_cpu_also_under_another_default_device():
+    clip = samples.clip()
+    with torch.device("meta"):  # has no generators
+        labels = samples.digits(1).test_labels
+        images = prompted_network._images(clip.visual)
+        fp.TextTower(clip, samples.tokenize)
+    assert torch.equal(labels, samples.digits(1).test_labels)
+    assert torch.equal(images, prompted_network._images(clip.visual))
 
 
 def test_a_device_that_this_machine_lacks_is_refused_by_name(tmp_path):

@@ -207,22 +207,21 @@ def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..
 
 
 def _import(name: str, path: Path, text: bytes) -> None:
-    """Import a file. Installed packages come before modules of its folder, and these before others.
+    """Import a file. Installed packages come before modules of its folder.
 
-    Python has one module of a name, so one of the folder of another file is refused.
+    Python has one module of a name, so a file is refused if a module of its folder has the name of
+    one that a file of another folder has imported.
     """
     module = ModuleType(name)
     module.__file__, sys.modules[name] = str(path), module
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:
-        program = compile(text, str(path), "exec")
-        exec(program, vars(module))
-        folders = {source.parent for source, _ in SOURCES.values()} - {path.parent}
-        for stem in {each.stem for each in path.parent.glob("*.py")} & {*program.co_names}:
-            found = Path(getattr(sys.modules.get(stem), "__file__", None) or path)
-            if found.parent in folders:
-                raise ImportError(f"`{stem}` is that of {found.parent}; rename one of them")
+        exec(compile(text, str(path), "exec"), vars(module))
+        others = {source.parent for source, _ in SOURCES.values()} - {path.parent}
+        for stem in {each.stem for each in path.parent.iterdir()} & sys.modules.keys():
+            if (folder := _folder_of(sys.modules[stem])) in others:
+                raise ImportError(f"`{stem}` is a module of {folder}, too; rename one of them")
         SOURCES[name] = path, text
     except (Exception, SystemExit) as error:
         del sys.modules[name]
@@ -232,3 +231,9 @@ def _import(name: str, path: Path, text: bytes) -> None:
     finally:
         for entry in [each for each in METHODS.values() if each.make.__module__ == name]:
             ENTRIES[entry.make] = METHODS.pop(entry.name)
+
+
+def _folder_of(module: ModuleType) -> Path | None:
+    """Return the folder that has the file of a module, or the folder of a package."""
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
+    return Path(places[0]).parent if places[0] else None

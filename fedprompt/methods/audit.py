@@ -269,7 +269,7 @@ def _repeat(
 
 def _with_noise(federation: Federation, client: int) -> Federation:
     """Keep the data of one client; the others get noise, random labels and one input more."""
-    draw = torch.Generator().manual_seed(client)
+    drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
     public = federation.setting.public
     setting = replace(federation.setting, public=None if public is None else public.clone())
     whole: Any = federation.inputs
@@ -279,11 +279,12 @@ def _with_noise(federation: Federation, client: int) -> Federation:
             pairs.append((whole[shard], federation.labels[shard]))
         else:
             size = len(shard) + 1
-            noise = torch.rand(size, *whole.shape[1:], generator=draw).to(whole.dtype)
-            labels = torch.randint(setting.num_classes, (size,), generator=draw)
+            noise = torch.rand(size, *whole.shape[1:], **drawn).to(whole)
+            labels = torch.randint(setting.num_classes, (size,), **drawn).to(federation.labels)
             pairs.append((noise, labels))
     inputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    parts = torch.split(torch.arange(len(labels)), [len(part) for _, part in pairs])
+    positions = torch.arange(len(labels), device="cpu")
+    parts = torch.split(positions, [len(part) for _, part in pairs])
     shards = dict(zip(federation.shards, parts, strict=True))
     return replace(federation, setting=setting, inputs=inputs, labels=labels, shards=shards)
 
@@ -293,12 +294,13 @@ def _overwrite(federation: Federation, client: int) -> None:
 
     Memory of a file, or memory that another process shares, is left as it is.
     """
-    draw, own = torch.Generator().manual_seed(client), federation.shards[client]
+    drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
     whole: Any = federation.inputs
     classes = federation.setting.num_classes
-    noise = torch.rand(whole.shape, generator=draw).to(whole.dtype)
-    labels = torch.randint(classes, federation.labels.shape, generator=draw)
-    for data, random in ((whole, noise), (federation.labels, labels.to(federation.labels.dtype))):
+    noise = torch.rand(whole.shape, **drawn).to(whole)
+    labels = torch.randint(classes, federation.labels.shape, **drawn).to(federation.labels)
+    own = federation.shards[client]
+    for data, random in ((whole, noise), (federation.labels, labels)):
         if _is_private(data):
             random[own] = data[own]
             data.detach().copy_(random)

@@ -147,8 +147,8 @@ def register(
         inputs: "images" if it needs images in place of the tokens of CLIP.
 
     Raises:
-        ValueError: If `search` has a hyperparameter that the function does not have, or a
-            method of another module has the same name.
+        ValueError: If `search` has a hyperparameter that the function does not have, or
+            another method has the same name.
 
     Example:
         >>> from fedprompt.methods import METHODS, fedprox, register
@@ -182,13 +182,18 @@ def register(
             check.instance(name, made, Method, "return a Method")
             return made._replace(predict=Prediction(made.predict, checked, arguments, given))
 
-        before = METHODS[name].make if name in METHODS else make
-        again = (before.__module__, before.__qualname__) == (make.__module__, make.__qualname__)
-        check.require(again, "name", "be new among the methods", repr(name))
+        new = name not in METHODS or _runs_again(make, METHODS[name].make)
+        check.require(new, "name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
         return cast(_Make, checked)
 
     return add
+
+
+def _runs_again(make: Callable[..., Method], before: Callable[..., Method]) -> bool:
+    """Whether a function is another one of the same place, which is not within a function."""
+    places = [(function.__module__, function.__qualname__) for function in (make, before)]
+    return make is not before and places[0] == places[1] and "<locals>" not in make.__qualname__
 
 
 def import_packages() -> None:

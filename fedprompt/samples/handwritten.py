@@ -159,7 +159,8 @@ def digits(
     images, labels = _all_digits()
     rule = f"be less than all {len(labels)} digits"
     check.require(num_test < len(labels), "num_test", rule, num_test)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    draw = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=draw, device="cpu")
     train, test = order[num_test:], order[:num_test]
     images = domain(images.clone())  # which may be in place
     return Digits(images[train], labels[train], images[test], labels[test])

@@ -139,12 +139,22 @@ def test_the_order_of_a_set_does_not_count():
     assert told(first) == told(second) != told(third)
 
 
-def test_files_of_two_folders_have_no_module_of_one_name(tmp_path, monkeypatch):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "helper_of_both.py").write_text(f"NAME = {name!r}")
-        (tmp_path / name / "mine.py").write_text("from helper_of_both import NAME")
+@pytest.mark.parametrize("shared", ["shared_file.py", "shared_package/__init__.py"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_files_of_two_folders_have_no_module_of_one_name(shared, direct, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(rows, "SOURCES", {})
+    for module in ("shared_file", "shared_package", "inner_a", "inner_b"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    line = f"from {shared.partition('/')[0].removesuffix('.py')} import NAME"
+    for name in ("a", "b"):
+        text = {shared: f"NAME = {name!r}", f"inner_{name}.py": line}
+        text["mine.py"] = line if direct else f"from inner_{name} import NAME"
+        for file, lines in text.items():
+            (tmp_path / name / file).parent.mkdir(exist_ok=True, parents=True)
+            (tmp_path / name / file).write_text(lines)
     rows.read_methods(tmp_path / "a" / "mine.py")
-    with pytest.raises(CompareError, match=r"b/mine.py cannot be imported: .*`helper_of_both` is "):
+    with pytest.raises(
+        CompareError, match=r"b/mine.py cannot be imported: .*`shared_\w+` is a mod"
+    ):
         rows.read_methods(tmp_path / "b" / "mine.py")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedprompt.methods import METHODS, register, registry
+from fedprompt.methods import METHODS, fedprox, register, registry
 from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(inspect.unwrap(method.make))) for method in METHODS.values()})
@@ -132,23 +132,31 @@ def parameters_equal(first, second):
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+CELL = """
+from fedprompt.methods import register
+
+@register({title!r}, families=["one model"])
+def edited(setting): ...
+"""
+
+
 def test_a_cell_that_runs_again_replaces_its_method(monkeypatch):
     monkeypatch.setattr(registry, "METHODS", dict(METHODS))
     for title in ("First", "Second"):
-
-        @register(title, families=["one model"])
-        def edited(setting): ...
-
-    assert registry.METHODS["edited"].title == "Second"
+        exec(CELL.format(title=title), {"__name__": "notebook"})
+        assert registry.METHODS["edited"].title == title
+    with pytest.raises(ValueError, match="`name` must be new among the methods; got 'edited'"):
+        exec(CELL.format(title="Third"), {"__name__": "another"})
 
 
 @pytest.mark.bad_input
 def test_a_known_name_and_a_text_in_place_of_names_are_refused():
-    def another(setting): ...
+    def inner(setting): ...
 
-    another.__name__ = "fedprox"
-    with pytest.raises(ValueError, match="`name` must be new among the methods; got 'fedprox'"):
-        register("FedProx", families=["one model"])(another)
+    inner.__name__, inner.__module__ = "fedprox", fedprox.__module__
+    for make in (fedprox, inner):  # the method itself, and a function within another one
+        with pytest.raises(ValueError, match="`name` must be new among the methods; got 'fedprox'"):
+            register("FedProx", families=["one model"])(make)
     with pytest.raises(TypeError, match="`families` must be a sequence of names of families; got"):
         register("FedProx", families="one model")
     with pytest.raises(TypeError, match="`traits` must be a sequence of names of traits; got"):
