@@ -128,12 +128,11 @@ def drawn(
     return module.to(device)
 
 
-def test_numbers_of_a_seed_are_drawn_on_the_cpu_also_under_another_default_device():
+def test_a_seed_draws_on_the_cpu_also_under_another_default_device():
     clip = samples.clip()
     with torch.device("meta"):  # has no generators
         labels = samples.digits(1).test_labels
         images = prompted_network._images(clip.visual)
-        fp.TextTower(clip, samples.tokenize)
     assert torch.equal(labels, samples.digits(1).test_labels)
     assert torch.equal(images, prompted_network._images(clip.visual))
 
