@@ -72,16 +72,19 @@ def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
     assert passes["backward"] == times * federation.steps * federation.cohort_size
 
 
-def test_with_its_own_batches_alone_a_longer_row_is_local_training_of_every_network():
+@pytest.mark.parametrize(("name", "family"), [("local", "mixed models"), ("coop", "CLIP")])
+def test_with_its_own_batches_alone_a_longer_row_is_training_alone_of_every_model(name, family):
     """Each client once had the network of client 0."""
-    made = federation_of(METHODS["local"], "mixed models", cohort_size=5)
+    made = federation_of(METHODS[name], family, cohort_size=5)
     plain, same, twice = (
-        last(make, made) for make in (METHODS["local"].make, longer, partial(longer, times=2))
+        last(make, made) for make in (METHODS[name].make, longer, partial(longer, times=2))
     )
     for client in range(6):
         values = [parameters(each, client) for each in (plain, same, twice)]
         assert_same(values[0], values[1])
         assert values[2].keys() == values[0].keys()
+        moved = [not torch.equal(values[2][name], value) for name, value in values[0].items()]
+        assert any(moved) == (client in made.clients)
     assert_same(*(fp.snapshot(each.received(4)) for each in (plain, twice)))
 
 
