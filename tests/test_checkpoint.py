@@ -400,9 +400,10 @@ CRAFTED = """
 """.replace("\n", " | ").strip(" |")
 
 
-@pytest.mark.parametrize(
-    "text", [*CRAFTED.split(" | "), "[" * 100_000, '{"list": [' * 102 + "]}" * 102]
-)
+DEEP = ["[" * 100_000, '{"list": [' * 102 + "]}" * 102, '{"dict": [[1, ' * 102 + "1" + "]]}" * 102]
+
+
+@pytest.mark.parametrize("text", [*CRAFTED.split(" | "), *DEEP])
 def test_a_crafted_tree_with_the_right_digest_is_refused(tmp_path, text):
     save_checkpoint(snapshot_of(1), tmp_path)
     state, (tensors,) = tmp_path / "state.json", tmp_path.glob("tensors-*")

@@ -180,6 +180,7 @@ LABELED = [{"image": IMAGES[0], "label": 1}]
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 features([]) -> ValueError: `dataset` must contain at least one image; got none
 features(Endless()) -> TypeError: got a Endless
+features(IMAGES.to_sparse()) -> TypeError: `dataset` must be a dense tensor with numbers; got
 features(tensor(1.0)) -> TypeError: got a Tensor
 features([(np.zeros(3), 1)]) -> TypeError: `dataset` must return image tensors
 features([()]) -> TypeError: got a tuple at 0

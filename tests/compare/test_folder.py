@@ -245,12 +245,13 @@ def test_names_of_clients_and_domains_make_files_of_one_folder():
     assert all(len(name) < 50 and "/" not in name for name in files)
 
 
-def test_a_batch_has_a_quarter_of_a_client_if_it_is_not_given(images, vit):
-    for given, size in ((None, 6), (5, 5)):  # 72 training images, three domains
-        problem = compare.folder(images, vit=vit, size=SIZE, rounds=1, batch_size=given)
+def test_a_batch_has_a_quarter_of_a_client_and_a_round_an_epoch_if_they_are_not_given(images, vit):
+    for given, size, steps, own in ((None, 6, None, 4), (5, 5, None, 5), (5, 5, 2, 2)):
+        budget = {"rounds": 1, "batch_size": given, "steps": steps}
+        problem = compare.folder(images, vit=vit, size=SIZE, **budget)  # 72 images, three domains
         row = rows.chosen(["fedprox"], "one model")[0]
         trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
-        assert trial.setting.batch_size == size
+        assert (trial.setting.batch_size, trial.setting.steps) == (size, own)
 
 
 def test_a_new_client_without_tests_is_not_measured(images, vit):

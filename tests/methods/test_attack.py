@@ -10,8 +10,8 @@ from refusals import refused
 from same import assert_same
 from tiny_federations import clip_image_federation, descend, federation_of, last, vit_federation
 
-TARGET, BOUND, RATE = 2, 0.1, 0.5
-ATTACK = {"malicious": [1], "target": TARGET, "bound": BOUND}
+TARGET, BOUND, RATE = 2, 8 / 255, 0.5
+ATTACK = {"malicious": [1], "target": TARGET}
 ROUND = {"rounds": 1, "cohort_size": 5, "make_optimizer": torch.optim.SGD}
 
 

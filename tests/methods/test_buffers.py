@@ -74,6 +74,16 @@ def test_statistics_of_a_client_are_those_of_its_own_batches():
     assert torch.equal(expected.network[2].running_mean, torch.zeros(5))
 
 
+@pytest.mark.parametrize("name", WITHOUT_TRUNK)
+def test_a_new_process_predicts_with_the_statistics_of_the_client(name):
+    made, fresh = federation(), federation()
+    *_, now = fp.run_rounds(METHODS[name].make(made.setting), made.data, [[0, 1], [0, 1]])
+    model = now.model(METHODS[name].make(fresh.setting), fresh.data(0, 2))
+    found = [each for each in model.modules() if isinstance(each, nn.BatchNorm1d)]
+    assert found
+    assert all(each.num_batches_tracked > 0 and each.running_mean.any() for each in found)
+
+
 @pytest.mark.parametrize("load", [True, False])
 def test_statistics_that_training_changes_are_sent_or_warned_of_once(load):
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

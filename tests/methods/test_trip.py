@@ -48,7 +48,7 @@ def shares_by_hand(tokens, centers, most, keys):
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(0, [5, 4, 4, 4]), (1, [9, 8, 8, 8]), (2, [2, 1, 1, 1])]
+    ("seed", "most"), [(0, [5, 4, 4, 4]), (7, [9, 8, 8, 8]), (2, [2, 1, 1, 1])]
 )
 def test_clusters_are_those_of_a_loop_over_tokens(seed, most):
     """Two images have equal tokens at first, so that a cluster is empty at the start."""

@@ -184,6 +184,14 @@ def test_each_image_is_augmented_independently_and_keeps_its_position():
     assert len(copies.unique(dim=0)) == 50
 
 
+def test_an_elastic_field_bends_at_the_four_points_of_its_grid_alone(generator):
+    """Values of the image are the numbers of its columns, so that they change as positions do."""
+    columns = torch.arange(16.0).expand(3, 1, 16, 16)
+    moved = _pixels.warp(columns, generator, **STILL, elastic=0.02)[..., 1:-1]  # pixels 1 to 14
+    bends = moved.diff(n=2).abs().amax((0, 1, 2)) > 1e-3
+    assert (bends.nonzero()[:, 0] + 2).tolist() == [5, 10]
+
+
 def test_the_global_random_state_does_not_change():
     before_torch = torch.get_rng_state()
     before_numpy = np.random.get_state()[1].copy()  # noqa: NPY002  (this state must not be used)

@@ -233,6 +233,24 @@ def test_figures_of_skewed_classes_are_those_of_scikit_learn(everyone):
     assert found["full"] == pytest.approx(accuracy)
 
 
+def test_the_accuracy_is_that_of_the_last_rounds_on_average():
+    """After round r of seven all images are said to have the class r % 3."""
+    method, trial, _ = fixed(everyone=True)
+    server = fp.Server(
+        {"round": 0},
+        answer=lambda client, state: {"class": torch.tensor(float(state["round"] % 3))},
+        step=lambda server_round, payloads, state: {"round": server_round + 1},
+    )
+
+    def predict(data, answer, state):
+        return lambda inputs: F.one_hot(answer["class"].long(), 3).float().expand(len(inputs), 3)
+
+    method = method._replace(server=server, predict=predict)
+    for last, right in ((1, 2), (3, 2 + 4 + 2)):  # of four, two and two images
+        found = measure.run(method, trial, shared=True, last_rounds=last)
+        assert found["full"] == pytest.approx(right / 8 / last)
+
+
 @pytest.mark.usefixtures("_fabricated")
 def test_a_head_keeps_features_log_probabilities_and_labels_for_its_backward_pass():
     (row,) = (each for each in TASKS["mnist"].rows("deep-domains") if each.method == "head_tuning")

@@ -31,6 +31,14 @@ def relaxed(cost, a, b):
     return coupling._replace(plan=0.7 * coupling.plan, tolerance=None)
 
 
+def overfull(cost, a, b):
+    """A plan whose first row has the mass of the second one, too."""
+    coupling = newton(cost, a, b)
+    plan = coupling.plan.clone()
+    plan[:, 0], plan[:, 1] = plan[:, :2].sum(1), 0.0
+    return coupling._replace(plan=plan)
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -41,6 +49,7 @@ def relaxed(cost, a, b):
         lambda: implicit(COST, newton(COST, *MASSES, max_iterations=1)),
         lambda: implicit(COST, relaxed(COST, *MASSES)),
         lambda: envelope(COST, relaxed(COST, *MASSES)),
+        lambda: envelope(COST, overfull(COST, *MASSES)),
     ],
 )
 def test_a_plan_above_ten_times_its_tolerance_warns_once_a_process(call):

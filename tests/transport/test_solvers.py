@@ -146,6 +146,7 @@ def test_large_batches_are_cut_into_chunks(monkeypatch):
     monkeypatch.setitem(problem.CHUNK, "cpu", 25)  # two problems at a time
     parts = newton(cost, *masses)
     torch.testing.assert_close(parts.plan, whole.plan, rtol=0, atol=1e-12)
+    torch.testing.assert_close(parts.duals, whole.duals, rtol=0, atol=1e-12)
     assert torch.equal(parts.iterations, whole.iterations)
 
 
