@@ -222,6 +222,7 @@ class_names=3 -> .json: class_names` must be a list of strings; got 3 (int)
 class_names=["cat"] -> .json: class_names` must have 2 names; got 1
 arguments=None -> .json: arguments` must be an object; got None
 arguments={"img_size": "x"} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
+arguments={"img_size": [64, 64, 64]} -> `arguments['img_size']` must be an integer from 1 to 2048
 arguments={"img_size": 160000} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
 arguments={"img_size": 2048, "patch_size": 1} -> `arguments` must make at most 512 patches
 scale="x" -> .json: scale` must be null or a number above 0; got 'x' (str)

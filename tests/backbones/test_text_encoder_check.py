@@ -114,6 +114,10 @@ WRONG = {
     "no suffix context": (without_suffix_context, "class-specific"),
     "one sample": (first_sample, "samples"),
     "detached": (detached, "gradients"),
+    "no finite gradient": (
+        lambda tower, text: tower(text) + (0 * text.prefix).sum().sqrt(),
+        "gradients",
+    ),
     "trains": (Trains, "frozen"),
     "counts": (counting, "unchanged"),
     "copied": (Copied, "shared"),

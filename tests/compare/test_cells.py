@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedprompt import samples
-from fedprompt.compare import cells, measure
+from fedprompt.compare import cells, measure, records
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.rows import Row
 from other_device import other_device
@@ -129,6 +129,12 @@ def test_models_and_batches_are_on_the_device_of_the_machine(name, method, monke
     assert seen == {device}
     assert 0 <= found["own"] <= 1
     digits.trunk.cache_clear()
+
+
+def test_a_record_names_the_commit_of_the_clone():
+    git = ["git", "--git-dir", str(records.ROOT / ".git"), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    assert records.origin().get("commit", "").removesuffix("-dirty") == commit
 
 
 def test_a_record_without_a_later_hyperparameter_is_that_of_its_default():

@@ -4,6 +4,8 @@ import json
 import re
 import socket
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import open_clip
 import pytest
@@ -157,6 +159,15 @@ def test_without_a_connection_one_line_names_the_file_and_the_flag(
             network(name, kind)
     assert time.monotonic() - start < 30  # imports of a busy machine
     assert "\n" not in str(error.value)
+
+
+def test_any_answer_of_a_server_counts_but_no_server_does_not(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # its answer is an error
+        Thread(target=server.handle_request, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert pretrained._is_reachable(address)
+    assert not pretrained._is_reachable(address)
 
 
 def test_a_server_that_answers_is_asked_for_the_weights(tmp_path, monkeypatch):

@@ -1,11 +1,12 @@
 """FedGen: without generated features it averages heads, and its features are recognized."""
 
 import torch
+import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedgen import _FeatureGenerator, fedgen
 from sent_messages import sent_by
-from tiny_federations import CLASSES, last, mixed_federation
+from tiny_federations import CLASSES, descend, last, mixed_federation
 
 
 def test_the_mean_of_the_logits_of_heads_is_computed_by_the_mean_head():
@@ -34,6 +35,24 @@ def test_the_global_head_recognizes_generated_features():
     features, labels = generator.draw(second["counts"], 300, draw)
     guesses = (features @ second["head.weight"].T + second["head.bias"]).argmax(1)
     assert (guesses == labels).float().mean() > 0.95
+
+
+def test_a_later_step_descends_the_weighted_loss_of_generated_features_too():
+    made = mixed_federation(rounds=2, steps=1, make_optimizer=torch.optim.SGD)
+    method = fedgen(made, learning_rate=0.1, generated_weight=0.5)
+    *_, now = fp.run_rounds(method, made.data, [range(5)])
+    answer, data = method.server.answer(1, now.server), made.data(1, 1)
+    _, found = method.client(data, answer, now.clients["1"])
+    model, generator = made.new_model(1), _FeatureGenerator(CLASSES, 6)
+    fp.load_values(model, now.clients["1"])
+    fp.load_values(model.head, fp.part(answer, "head"))
+    fp.load_values(generator, fp.part(answer, "generator"))
+    features, drawn = generator.draw(answer["counts"], made.batch_size, data.generator("generated"))
+    ((images, labels),) = made.batches(1, 1)
+    loss = F.cross_entropy(model(images), labels)
+    loss += 0.5 * F.cross_entropy(model.head(features.detach()), drawn)
+    descend(loss, model.parameters(), 0.1)
+    torch.testing.assert_close(found, fp.snapshot(model, buffers=True))
 
 
 def test_labels_are_drawn_as_often_as_clients_have_them():

@@ -48,12 +48,16 @@ def shares_by_hand(tokens, centers, most, keys):
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(0, [5, 4, 4, 4]), (7, [9, 8, 8, 8]), (2, [2, 1, 1, 1])]
+    ("seed", "most", "size"),
+    [(0, [5, 4, 4, 4], 1), (7, [9, 8, 8, 8], 1), (2, [2, 1, 1, 1], 1), (2, [9, 8, 8, 8], 0.01)],
 )
-def test_clusters_are_those_of_a_loop_over_tokens(seed, most):
-    """Two images have equal tokens at first, so that a cluster is empty at the start."""
+def test_clusters_are_those_of_a_loop_over_tokens(seed, most, size):
+    """Two images have equal tokens at first, so that a cluster is empty at the start.
+
+    Prices of full and of empty clusters decide between near tokens, and between small ones often.
+    """
     draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(5, 17, 6, generator=draw)
+    tokens = size * torch.randn(5, 17, 6, generator=draw)
     tokens[:2, 1] = tokens[:2, 0]
     centers, sizes = _clusters(tokens, tokens[:, :4], torch.tensor(most))
     for image in range(5):

@@ -84,8 +84,9 @@ def test_layers_that_keep_samples_apart_pass(layer, dtype):
     check_independence(layer.to(dtype), VALUES.to(dtype))
 
 
-def test_kernels_that_round_differently_for_smaller_batches_pass():
-    check_independence(lambda values: values * (1 + 1e-6 * len(values)), VALUES)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_kernels_that_round_differently_for_smaller_batches_pass(scale):
+    check_independence(lambda values: scale * values * (1 + 1e-6 * len(values)), VALUES)
 
 
 def test_a_function_of_images_and_groups_with_a_frozen_trunk_passes(generator):
