@@ -280,19 +280,14 @@ def of_data(
         family = "mixed models"
     inputs = [stamp(json.dumps(identity, default=str))]
 
-    def make(partition: str, row: Row, **where: Any) -> Trial:
-        return data(partition).trial(row, **where)
-
-    def rows(partition: str) -> list[Row]:
-        return [Row.of(name) for name, entry in METHODS.items() if fits(entry, family)]
-
+    entries = METHODS.items()
     return Problem(
         name="own",
         title=title,
         partitions=partitions,
         family=lambda partition: family,
-        rows=rows,
-        make=make,
+        rows=lambda partition: [Row.of(name) for name, entry in entries if fits(entry, family)],
+        make=lambda partition, row, **where: data(partition).trial(row, **where),
         trials=lambda partition, row: [dict(row.values)],
         columns={**columns, **(NEWCOMERS if first.newcomers else {})},
         references={"training alone": alone.TITLES},

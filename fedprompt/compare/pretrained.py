@@ -9,7 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -380,17 +380,13 @@ def _is_reachable(address: str) -> bool:
     """Return whether a server answers soon; any answer counts."""
     from huggingface_hub import constants
 
-    answers: list[bool] = []
+    answers = list[bool]()
 
     def ask() -> None:
-        try:
-            request = urllib.request.Request(address, method="HEAD")
-            urllib.request.urlopen(request, timeout=PATIENCE).close()
-        except urllib.error.HTTPError:
-            answers.append(True)
-        except OSError:
-            answers.append(False)
-        else:
+        request = urllib.request.Request(address, method="HEAD")
+        with suppress(OSError):
+            with suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(request, timeout=PATIENCE).close()
             answers.append(True)
 
     if constants.HF_HUB_OFFLINE:
@@ -398,7 +394,7 @@ def _is_reachable(address: str) -> bool:
     thread = threading.Thread(target=ask, daemon=True)  # a name server may not answer at all
     thread.start()
     thread.join(PATIENCE)
-    return answers == [True]
+    return bool(answers)
 
 
 @contextmanager

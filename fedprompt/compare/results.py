@@ -268,11 +268,8 @@ def run(
     machine = Machine(check_device(device), shrink)
     with _folder(out) as folder:
         family = problem.family(next(iter(problem.partitions)))
-        listed = [
-            row
-            for row in rows.chosen(methods, family)
-            if row.method != alone.usual(family)  # it is the reference
-        ]
+        chosen, reference = rows.chosen(methods, family), alone.usual(family)
+        listed = [row for row in chosen if row.method != reference]
         runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
         if workers > 1:
             cells.check_sent(problem, listed)
@@ -356,9 +353,8 @@ class _Runner:
         every = [*listed, alone.row(family)]
         if tune > 1:
             drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
-            how: dict[str, Any] = {"machine": self.machine}
             at = drawn, partition, every, self.tried, self.path
-            every = hyperparameters.tuned(*at, **how, neighbors=False)
+            every = hyperparameters.tuned(*at, machine=self.machine, neighbors=False)
         self.rows(partition, every, seeds)
         once = self.passes(partition, every[-1].title)
         passes = [self.passes(partition, row.title) for row in every[:-1]]
