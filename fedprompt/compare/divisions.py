@@ -41,9 +41,8 @@ class Division(NamedTuple):
     def __str__(self) -> str:
         """List the numbers of training and test inputs of each client."""
         sizes = zip(self.names, self.train, self.own or self.train, strict=True)
-        return "\n".join(
-            f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes
-        )
+        lines = [f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes]
+        return "\n".join(lines)
 
 
 def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> Division:

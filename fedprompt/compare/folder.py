@@ -48,7 +48,7 @@ class Part(NamedTuple):
     words: str
     folder: data.Folder
     keep: np.ndarray
-    further: Mapping[str, tuple["Store", np.ndarray, np.ndarray, Sequence[str] | None]] = {}
+    further: Mapping[str, "Tests"] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +88,10 @@ class Store:
                 np.save(file, found.numpy())
             part.replace(path)
         return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+Tests = tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]
+"""Images, positions of tests, their labels, and the names of their classes, if they are others."""
 
 
 def whole(path: Path, count: int) -> bool:
@@ -359,9 +363,7 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
     return parts
 
 
-def transferred(
-    other: Store, found: data.Folder
-) -> tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]:
+def transferred(other: Store, found: data.Folder) -> Tests:
     """Return the tests of another folder, whose classes may be others for a CLIP."""
     _, tests = divisions.sides(other.folder)
     names, clip = other.folder.class_names, other.network.tower is not None

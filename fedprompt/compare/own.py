@@ -96,9 +96,7 @@ class Data:
             ]
             pairs = list(zip(shards, tried, strict=True))
             shards, own = [part[~of] for part, of in pairs], [part[of] for part, of in pairs]
-        tested = inputs, labels
-        if not validate:
-            tested = self.tests(*where), self.test_labels
+        tested = (inputs, labels) if validate else (self.tests(*where), self.test_labels)
         every = torch.arange(len(tested[1]))
         used = every if own is None else torch.from_numpy(np.unique(torch.cat([*own]).numpy()))
         if own is not None:

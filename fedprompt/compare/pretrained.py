@@ -35,7 +35,7 @@ PATIENCE = 2.0
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".tar")
 """Extensions of files of weights."""
 
-VIT, CLIP = "vit_base_patch16_224", "ViT-B-16-quickgelu:openai"
+EXAMPLES = {"--vit": "vit_base_patch16_224", "--clip": "ViT-B-16-quickgelu:openai"}
 """Examples of names in messages."""
 
 
@@ -252,7 +252,7 @@ def _from_file(
     if name.partition(":")[0] in open_clip.list_models():
         return name, partial(_open_clip, name, size, str(path))
     known = open_clip.list_models() if flag == "--clip" else timm.list_models()
-    rule = f"name the network of a file, such as {_example(flag).partition(':')[0]}=FILE"
+    rule = f"name the network of a file, such as {EXAMPLES[flag].partition(':')[0]}=FILE"
     raise check.wrong(flag, rule, _similar(name, known))
 
 
@@ -270,7 +270,7 @@ def _by_name(flag: str, name: str, size: int | None) -> Network:
             return load()
     except Exception as error:
         got = f"{name} ({line_of(error)})"
-        raise check.wrong(flag, f"name a network such as {_example(flag)}", got) from error
+        raise check.wrong(flag, f"name a network such as {EXAMPLES[flag]}", got) from error
     raise ConnectionError(
         f"The weights of {name} are not on this machine, and {address} cannot be reached: get "
         f"{file} there and pass {flag} {name}={'FOLDER' if '/' in name else 'FILE'}."
@@ -309,7 +309,7 @@ def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Networ
         file = file or (HF_SAFE_WEIGHTS_NAME if folder else address.rpartition("/")[2])
         return partial(_open_clip, name, size), address, file
     known = open_clip.list_models() if flag == "--clip" else timm.list_models(pretrained=True)
-    raise check.wrong(flag, f"name a network, such as {_example(flag)}", _similar(name, known))
+    raise check.wrong(flag, f"name a network, such as {EXAMPLES[flag]}", _similar(name, known))
 
 
 def _checked(flag: str, made: Network) -> Network:
@@ -413,10 +413,6 @@ def _all_weights() -> Iterator[None]:
 
     with patch.object(nn.Module, "load_state_dict", checked):
         yield
-
-
-def _example(flag: str) -> str:
-    return VIT if flag == "--vit" else CLIP
 
 
 def _similar(name: str, known: Sequence[str]) -> str:

@@ -336,14 +336,10 @@ class _Runner:
                 raise
             except (Exception, SystemExit) as error:  # of any method, such as one of a user
                 name = row.title if row.method == "longer" else row.method
-                frames = traceback.extract_tb(error.__traceback__)
                 own = {str(path.resolve()) for path in self.files}
-                at = [
-                    f" ({Path(f.filename).name}, line {f.lineno})"
-                    for f in frames
-                    if f.filename in own
-                ]
-                wrong.append(f"{name}: {line_of(error)}{''.join(at[-1:])}")
+                frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in own]
+                at = [f" ({Path(f.filename).name}, line {f.lineno})" for f in frames[-1:]]
+                wrong.append(f"{name}: {line_of(error)}{''.join(at)}")
         if wrong:
             raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 

@@ -11,18 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._float64 import single
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
 from fedprompt.guidance._passes import Evaluate, Parameters, Passes
 from fedprompt.guidance.derivatives import forward_mode
-from fedprompt.guidance.loss import (
-    Guides,
-    at_least_single,
-    check_outputs,
-    guide_loss,
-    guides_of,
-    label_loss,
-)
+from fedprompt.guidance.loss import Guides, check_outputs, guide_loss, guides_of, label_loss
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
 
 _Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
@@ -273,7 +267,7 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
     """Differentiate the slope of the guide loss along the tangent with respect to the guides."""
     with torch.enable_grad():
         table = guides.table.clone().requires_grad_()
-        guided = at_least_single(batch.guided).clone().requires_grad_()
+        guided = single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
         _check_twice_differentiable(value)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)
@@ -327,17 +321,10 @@ def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:
 
 
 def _check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> None:
-    """Require finite gradients, with a single synchronization if they are.
-
-    The sums are checked first. Finite gradients may have an infinite sum, so the gradients
-    themselves decide in that case.
-    """
-    if not gradients:
-        return
-    sums = torch.stack([value.sum().float() for value in gradients.values()])
-    if bool(torch.isfinite(sums).all()):
-        return
-    if broken := [name for name, value in gradients.items() if not torch.isfinite(value).all()]:
+    """Require finite gradients, with a single synchronization if they are."""
+    finite = {name: value.isfinite().all() for name, value in gradients.items()}
+    if finite and not bool(torch.stack([*finite.values()]).all()):
+        broken = [name for name, flag in finite.items() if not flag]
         raise check.wrong(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
 
 
