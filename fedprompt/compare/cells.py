@@ -262,8 +262,7 @@ def _outcome(result: Callable[..., Record], *arguments: Any) -> Record | Excepti
     try:
         return result(*arguments)
     except BrokenProcessPool:
-        raise CompareError(
-            f"A worker process ended, perhaps without memory. A script needs {GUARD}."
-        ) from None
+        text = f"A worker process ended, perhaps without memory. A script needs {GUARD}."
+        raise CompareError(text) from None
     except Exception as error:  # the other cells run before it is raised
         return error

@@ -152,9 +152,8 @@ def decoded(
     if kept < count:
         lost = folder.at(np.setdiff1d(np.arange(count), places)).paths
         if not skip:
-            raise ValueError(
-                f"{len(lost)} of {count} images {UNREADABLE}, such as {lost[0]}. {REMEDY}"
-            )
+            few = f"{len(lost)} of {count} images"
+            raise ValueError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
         skipped = {**folder.skipped, UNREADABLE: lost}
         folder = replace(folder.at(places), skipped=skipped)
     return pixels.view(kept, 3, size, size), folder

@@ -51,9 +51,8 @@ def run(
     group = dist.group.WORLD if dist.is_initialized() else None
     common = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
     domains = clients_by_domain(trial)
-    rounds = fp.run_rounds(
-        counted, trial.federation.data, setting.cohorts(), group=group, share=True
-    )
+    data, cohorts = trial.federation.data, setting.cohorts()
+    rounds = fp.run_rounds(counted, data, cohorts, group=group, share=True)
     for number in range(1, setting.rounds + 1):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)

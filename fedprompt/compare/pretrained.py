@@ -122,8 +122,7 @@ def network(
         >>> made.size, made.tokens(torch.zeros(1, 3, 32, 32)).shape
         (32, torch.Size([1, 65, 96]))
     """
-    if kind not in ("vit", "clip"):
-        raise check.wrong("kind", 'be "vit" or "clip"', repr(kind))
+    check.require(kind in ("vit", "clip"), "kind", 'be "vit" or "clip"', repr(kind))
     check.optional(check.count, "size", size)
     flag = f"--{kind}"
     if not isinstance(given, str):
@@ -204,9 +203,8 @@ def _transformers(name: str, kind: str, folder: str) -> Network:
     config = getattr(model.config, "vision_config", model.config)
     normal = (made["image_mean"], made["image_std"])
     how = {2: "bilinear"}.get(made.get("resample", 3), "bicubic")
-    tower = None
-    if kind == "clip":
-        tower = fp.TextTower(model, AutoTokenizer.from_pretrained(folder))
+    clip = kind == "clip"
+    tower = fp.TextTower(model, AutoTokenizer.from_pretrained(folder)) if clip else None
     return Network(name, model, config.image_size, *normal, how, tower=tower)
 
 
@@ -301,9 +299,8 @@ def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Networ
         found = open_clip.get_pretrained_cfg(architecture, tag)
         if not found:
             tags = ", ".join(open_clip.list_pretrained_tags_by_model(architecture))
-            raise check.wrong(
-                flag, f"name weights of {architecture} as NAME:TAG: {tags}", repr(name)
-            )
+            rule = f"name weights of {architecture} as NAME:TAG: {tags}"
+            raise check.wrong(flag, rule, repr(name))
         folder, _, file = found.get("hf_hub", "").rpartition("/")
         address = f"{hub}/{folder}" if folder else found["url"]
         file = file or (HF_SAFE_WEIGHTS_NAME if folder else address.rpartition("/")[2])
@@ -369,11 +366,9 @@ def _is_missing(error: BaseException | None) -> bool:
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     missing = (LocalEntryNotFoundError, OfflineModeIsEnabled)
-    while error is not None:
-        if isinstance(error, missing):
-            return True
+    while error is not None and not isinstance(error, missing):
         error = error.__cause__ or error.__context__
-    return False
+    return error is not None
 
 
 def _is_reachable(address: str) -> bool:

@@ -1,12 +1,11 @@
 """A comparison: it runs methods on a problem, and its results are tables, files and a picture."""
 
-import csv
 import math
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -201,13 +200,9 @@ def _named(record: Record) -> dict[str, Any]:
 
 def _write(path: Path, listed: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file, if there is a line."""
-    if not listed:
-        return
-    header = list(dict.fromkeys(name for row in listed for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, header, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(listed)
+    header = dict.fromkeys(name for line in listed for name in line)
+    if header:
+        tables.write(path, [[*header], *([line.get(name) for name in header] for line in listed)])
 
 
 ALL = ""
@@ -266,27 +261,19 @@ def run(
     check.count("tune", tune)
     check.count("workers", workers)
     machine = Machine(check_device(device), shrink)
-    with _folder(out) as folder:
+    given = None if out is None else check_folder(path_of("out", out, of="folder"))
+    with TemporaryDirectory() if given is None else nullcontext(given) as folder:
         family = problem.family(next(iter(problem.partitions)))
         chosen, reference = rows.chosen(methods, family), alone.usual(family)
         listed = [row for row in chosen if row.method != reference]
-        runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
+        files, save = rows.files(methods), out is not None
+        runner = _Runner(problem, machine, files, Path(folder), workers, save)
         if workers > 1:
             cells.check_sent(problem, listed)
         runner.check([*listed, alone.row(family)])
         for partition in problem.partitions:
             runner.partition(partition, listed, range(seeds), tune)
     return Results(problem, runner.found, runner.failed, tune)
-
-
-@contextmanager
-def _folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Make and try the folder of the files, or a temporary one."""
-    if out is None:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
-        return
-    yield check_folder(path_of("out", out, of="folder"))
 
 
 def check_folder(out: Path) -> Path:
@@ -307,9 +294,8 @@ def check_device(device: str | torch.device) -> str:
         torch.ones(2, device=ranks.device(device)).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
         first = re.split(r"\. |\n", str(error))[0].rstrip(".")
-        raise CompareError(
-            f"`device` must be one of this machine; got {device}: {first}."
-        ) from error
+        text = f"`device` must be one of this machine; got {device}: {first}."
+        raise CompareError(text) from error
     return device
 
 

@@ -155,8 +155,7 @@ def _made(make: Callable[..., Method]) -> Entry:
     title = make.__name__.replace("_", " ").capitalize()
     if title.casefold() in {entry.title.casefold() for entry in (METHODS | FURTHER).values()}:
         raise CompareError(f"`methods` must have new names; got {make.__name__}.")
-    rates = [name for name in ("learning_rate",) if name in inspect.signature(make).parameters]
-    search = {name: LEARNING_RATE[name] for name in rates}
+    search = LEARNING_RATE if "learning_rate" in inspect.signature(make).parameters else {}
     try:
         register(title, families=FAMILIES, traits=("personalized",), search=search)(make)
     except ValueError as error:
