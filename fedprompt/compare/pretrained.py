@@ -130,8 +130,7 @@ def network(
     name, _, file = given.partition("=")
     if file or Path(given).exists() or Path(given).suffix in WEIGHTS:
         path = Path(file or given)
-        if not path.exists():
-            raise check.wrong(flag, "name a file that exists", path)
+        check.require(path.exists(), flag, "name a file that exists", path)
         name, load = _from_file(flag, name if file else "", path, size)
         try:
             with _offline():
@@ -150,9 +149,8 @@ def network(
 def _timm(name: str, size: int | None, **source: Any) -> Network:
     import timm
 
-    sizes: dict[str, Any] = {} if size is None else {"img_size": size}
-    with _all_weights():
-        model = timm.create_model(name, pretrained=True, num_classes=0, **sizes, **source)
+    with _all_weights():  # timm leaves out a size of None
+        model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size, **source)
     return _of_timm(name, model, size)
 
 

@@ -86,8 +86,8 @@ class Results:
 
     def views(self) -> dict[str, tuple[Sequence[Record], Problem]]:
         """Return the records and the problem of each table: partitions, and their mean."""
-        problem = self.problem
-        views = {name: (self.found, problem) for name in problem.partitions if self.of(name)}
+        problem, done = self.problem, {record["partition"] for record in self.found}
+        views = {name: (self.found, problem) for name in problem.partitions if name in done}
         if len(views) < 2:
             return views
         column, listed = problem.compared[0], list[Record]()
@@ -107,10 +107,6 @@ class Results:
             problem, columns=words, compared=[column], partitions=turns, notes=no_notes
         )
         return {ALL: (listed, together), **views}
-
-    def of(self, partition: str) -> list[Record]:
-        """Return the records of a partition."""
-        return [record for record in self.found if record["partition"] == partition]
 
     def reports(self) -> dict[str, str]:
         """Return the text of each table, with one sentence of advice if seeds carry it."""
@@ -139,9 +135,8 @@ class Results:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
-        below = "\n\n".join(
-            [*self.tuned(), *self.failures(), *([f"    {command}"] if command else []), LOAD, told]
-        )
+        line = [f"    {command}"] if command else []
+        below = "\n\n".join([*self.tuned(), *self.failures(), *line, LOAD, told])
         for name, (found, problem) in self.views().items():
             stem = place / f"table-{prompts.file_name(name)}".rstrip("-")
             tables.save(found, stem, problem, name, below)

@@ -57,10 +57,8 @@ class Row:
         """Make the row of a method, with its default hyperparameters where none are given."""
         entry = (METHODS | FURTHER)[method] if isinstance(method, str) else entry_of(method)
         given = entry.make if isinstance(method, str) else method
-        ours = (METHODS | FURTHER).get(entry.name) is entry and (
-            entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
-        )
-        make = None if ours else given
+        ours = entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
+        make = None if ours and (METHODS | FURTHER).get(entry.name) is entry else given
         return Row(entry.title, entry.name, entry.defaults | values, make=make)
 
     @property
