@@ -4,10 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedprompt._float64 import single
+
 
 def unit(features: Tensor) -> Tensor:
     """Normalize vectors along the last axis, in float32 at least."""
-    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1)
+    return F.normalize(single(features), dim=-1)
 
 
 def cosines(query: Tensor, keys: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Float64 on every device: tensors of a device without float64 are computed on the CPU."""
+"""Float64 on every device, on the CPU for a device without it; and float32 of half precision."""
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ def wide_zeros(like: Tensor) -> Tensor:
     """Return float64 zeros of the shape of `like`, on the device of :func:`on_wide_device`."""
     device = like.device if supports_float64(like.device) else "cpu"
     return torch.zeros(like.shape, dtype=torch.float64, device=device)
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32. Other dtypes are unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def rounded(tensor: Tensor, like: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, Weighted
 
-_FIRST = "be a Weighted(value, weight), as the first one"
-
 
 class Statistic(Protocol):
     """A running aggregate of entries of one layout."""
@@ -64,8 +62,6 @@ def aggregate(
     for position, each in enumerate(things):
         payloads = isinstance(each, Mapping) if total is None else isinstance(total, ByName)
         place = f"{'payloads' if payloads else 'entries'}[{position}]"
-        fits = payloads or not isinstance(each, Mapping)
-        check.require(fits, place, _FIRST, "a payload", TypeError)
         if total is None:
             total = by_name(make) if payloads else make(nouns.layout(place, each))
         total.add(place, each)

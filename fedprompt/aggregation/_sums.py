@@ -20,7 +20,8 @@ class RowSums:
     """
 
     def __init__(self, first: Weighted) -> None:
-        self.like = layout_of(first)
+        # An entry of this layout without numbers: an expanded scalar takes no memory.
+        self.like = Weighted._make(part.new_empty(()).expand(part.shape) for part in first)
         self.value, self.weight = (WideSum(wide_zeros(tensor)) for tensor in first)
 
     def add(self, argument: str, entry: Weighted) -> None:
@@ -48,11 +49,6 @@ class RowSums:
     def result(self) -> Weighted:
         """Return the mean. Rows of total weight 0 are 0."""
         return as_entry(self.value.over(self.weight), self.weight.saturated(), like=self.like)
-
-
-def layout_of(entry: Weighted) -> Weighted:
-    """Return an entry of this layout without numbers: an expanded scalar takes no memory."""
-    return Weighted._make(part.new_empty(()).expand(part.shape) for part in entry)
 
 
 def form_of(entry: Weighted) -> tuple[object, ...]:

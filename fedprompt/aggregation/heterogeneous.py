@@ -1,6 +1,6 @@
 """Class logits averaged over clients with different models, as on the server of FedHPL."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -80,8 +80,6 @@ def heterogeneous_means(
             raise check.wrong("dims", _DIMS, "fewer than entries")
         check.count(f"dims[{position}]", dim)
         place = f"entries[{position}]"
-        if isinstance(entry, Mapping):
-            raise check.wrong_type(place, "be class logits (Weighted)", "a payload")
         first = first or nouns.layout(place, entry)
         if dim not in sums:
             sums[dim] = RowSums(first)

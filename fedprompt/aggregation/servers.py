@@ -105,7 +105,6 @@ def averaging_server(
         return state["values"]
 
     def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
-        check.count("server_round", server_round, at_least=0)
         check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
         _check_state(state)
         mean = aggregate(payloads.values())

@@ -50,6 +50,5 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def is_plain(value: object) -> bool:
     """Whether a value is a number, a string or a tuple of them."""
-    return type(value) in (int, float, str) or (
-        isinstance(value, tuple) and all(type(part) in (int, float, str) for part in value)
-    )
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(type(part) in (int, float, str) for part in parts)

@@ -158,9 +158,8 @@ class Probe:
             raise self._wrong(rule, got.rstrip(".")) from error
 
     def _bound(self) -> float:
-        dtypes = {
-            part.dtype for part in self.backbone.model.parameters() if part.is_floating_point()
-        }
+        weights = self.backbone.model.parameters()
+        dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
         exact = torch.get_float32_matmul_precision() == "highest"
         return max(_BOUNDS.get(dtype, HALF) if exact else HALF for dtype in dtypes)
 

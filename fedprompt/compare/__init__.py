@@ -18,12 +18,6 @@ their values (``rows``, ``hyperparameters``, ``alone``). A row and a seed are a 
 records alone (``tables``, ``advice``, ``pictures``, ``results``).
 """
 
-try:
-    import PIL as _PIL  # noqa: F401
-except ModuleNotFoundError as _error:
-    _text = "`fedprompt.compare` needs Pillow: pip install 'fedprompt[compare]'"
-    raise ModuleNotFoundError(_text) from _error
-
 from fedprompt.compare.folder import folder as folder
 from fedprompt.compare.own import problem as problem
 from fedprompt.compare.problems import Problem as Problem

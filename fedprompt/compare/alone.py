@@ -6,7 +6,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.compare.rows import FURTHER, Row
+from fedprompt.compare.rows import FAMILIES, FURTHER, Row
 from fedprompt.interfaces import Method
 from fedprompt.methods import METHODS, ClientData, ClipSetting, Entry, Setting, coop, local
 from fedprompt.methods.registry import LEARNING_RATE
@@ -50,11 +50,5 @@ def usual(family: str) -> str:
 
 
 FURTHER["longer"] = Entry(
-    "longer",
-    "Training alone",
-    longer,
-    ("one model", "mixed models", "CLIP"),
-    ("personalized",),
-    LEARNING_RATE,
-    "",
+    "longer", "Training alone", longer, FAMILIES, ("personalized",), LEARNING_RATE, ""
 )

@@ -4,10 +4,10 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context, parent_process
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from fedprompt.compare import measure, prompts, ranks, records
 from fedprompt.compare.problems import Problem, Record
@@ -80,15 +81,11 @@ def key(record: Mapping[str, Any], problem: Problem) -> str:
 
 def chosen(record: Mapping[str, Any], problem: Problem) -> str:
     """Return the row, its values, its inputs and its code."""
-    fields = record["row"], _changed(record, problem), record.get("inputs"), record.get("code")
+    # A value that is the default is left out, so a later hyperparameter changes no old cell.
+    usual, values = _defaults(problem, record["partition"], record["row"]), record["values"]
+    changed = {name: each for name, each in values.items() if json.dumps(each) != usual.get(name)}
+    fields = record["row"], changed, record.get("inputs"), record.get("code")
     return json.dumps(fields, sort_keys=True)
-
-
-def _changed(record: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
-    """Return the values that are not defaults, so a later hyperparameter changes no old cell."""
-    defaults = _defaults(problem, record["partition"], record["row"])
-    values = record["values"].items()
-    return {name: value for name, value in values if json.dumps(value) != defaults.get(name)}
 
 
 @cache
@@ -180,8 +177,8 @@ def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "")
     missing = [cell for cell in cells if cell.key() not in found]
     failed = []
     with (
-        _bar(title, len(cells), len(cells) - len(missing)) as progress,
-        closing(_results(missing, workers, progress)) as results,
+        _bar(title, len(cells), len(cells) - len(missing)) as bar,
+        closing(_results(missing, workers, bar.update)) as results,
     ):
         for cell, result in results:
             if isinstance(result, CompareError | OSError):
@@ -203,19 +200,11 @@ def run_all(cells: Sequence[Cell], path: Path, *, workers: int, title: str = "")
     return [found[cell.key()] for cell in cells]
 
 
-@contextmanager
-def _bar(title: str, total: int, initial: int) -> Iterator[Callable[[float], object]]:
-    """Show a bar of the cells on a terminal, if tqdm is installed. A log has no bar."""
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-    except ModuleNotFoundError:
-        yield lambda share: None
-        return
+def _bar(title: str, total: int, initial: int) -> Any:
+    """Make a bar of the cells on a terminal. A log has no bar."""
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]"
     hidden = True if ranks.rank() > 0 else None  # with None, it is hidden in a log
-    size = {"total": total, "initial": initial, "bar_format": form, "disable": hidden}
-    with tqdm(desc=title, **size) as bar:
-        yield bar.update
+    return tqdm(desc=title, total=total, initial=initial, bar_format=form, disable=hidden)
 
 
 def _results(
@@ -273,8 +262,7 @@ def _outcome(result: Callable[..., Record], *arguments: Any) -> Record | Excepti
     try:
         return result(*arguments)
     except BrokenProcessPool:
-        raise CompareError(
-            f"A worker process ended, perhaps without memory. A script needs {GUARD}."
-        ) from None
+        text = f"A worker process ended, perhaps without memory. A script needs {GUARD}."
+        raise CompareError(text) from None
     except Exception as error:  # the other cells run before it is raised
         return error

@@ -13,6 +13,7 @@ different methods.
 """
 
 import argparse
+import inspect
 import os
 import shlex
 import sys
@@ -125,16 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Problem:
     """Read the folder and the network."""
-    same = "vit clip clients layout size template shots base_to_new leave_one_out test newcomers"
-    same += " rounds steps batch_size cohort_size"
-    return folder(
-        args.folder,
-        **{name: getattr(args, name) for name in same.split()},
-        skip=args.skip_damaged,
-        autocast=torch.bfloat16 if args.autocast else None,
-        cache=args.out / "cache",
-        say=say,
-    )
+    same = inspect.signature(folder).parameters.keys() & vars(args).keys()
+    given = {name: getattr(args, name) for name in same}
+    given["autocast"] = torch.bfloat16 if args.autocast else None
+    where = {"skip": args.skip_damaged, "cache": args.out / "cache"}
+    return folder(args.folder, **given, **where, say=say)
 
 
 def compare(problem: Problem, methods: Sequence[str], args: argparse.Namespace, line: str) -> None:

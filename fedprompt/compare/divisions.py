@@ -41,9 +41,8 @@ class Division(NamedTuple):
     def __str__(self) -> str:
         """List the numbers of training and test inputs of each client."""
         sizes = zip(self.names, self.train, self.own or self.train, strict=True)
-        return "\n".join(
-            f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes
-        )
+        lines = [f"  {name}: train {len(own)}, test {len(test)}" for name, own, test in sizes]
+        return "\n".join(lines)
 
 
 def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> Division:
@@ -77,11 +76,12 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
             rule = f"divide by numbers, such as dirichlet:0.3:10, since {source} has no domains"
             raise check.wrong("--clients", rule, repr(clients))
         names = folder.domain_names
-        parts = [_by_domain(folder, side) for side in (train, test)]
+        domains = range(len(names))
+        parts = [[side[folder.domains[side] == k] for k in domains] for side in (train, test)]
     else:
         names = tuple(map(str, range(int(numbers[-1]))))
         try:
-            parts = _by_numbers(folder, kind, numbers, train, test, generator)
+            parts = _by_numbers(folder, kind, numbers, generator)
         except ValueError as error:
             rule = f"fit {len(train)} training images of {len(folder.class_names)} classes"
             raise ValueError(f"`--clients {clients}` must {rule}: {error}") from error
@@ -112,19 +112,11 @@ def held_out(
     return drawn
 
 
-def _by_domain(folder: Folder, side: Indices) -> list[Indices]:
-    return [side[folder.domains[side] == k] for k in range(len(folder.domain_names))]
-
-
 def _by_numbers(
-    folder: Folder,
-    kind: str,
-    numbers: list[int | float],
-    train: Indices,
-    test: Indices,
-    generator: np.random.Generator,
+    folder: Folder, kind: str, numbers: list[int | float], generator: np.random.Generator
 ) -> list[list[Indices]]:
     """Divide training images at random, and test images with the same shares of the classes."""
+    train, test = sides(folder)
     labels, first, count = folder.labels[train], numbers[0], int(numbers[-1])
     if kind == "iid":
         shards = data.iid(labels, count, generator=generator)

@@ -107,9 +107,8 @@ def base_to_new(labels: Labels, class_names: Sequence[str]) -> tuple[Classes, Cl
         Sec. 4.1.
     """
     check.texts("class_names", class_names)
-    base, new = (
-        _classes(labels, class_names, side) for side in data.base_new_split(len(class_names))
-    )
+    sides = data.base_new_split(len(class_names))
+    base, new = (_classes(labels, class_names, side) for side in sides)
     return base, new
 
 

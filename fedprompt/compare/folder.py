@@ -27,7 +27,6 @@ from fedprompt.compare.pretrained import Network, network
 from fedprompt.compare.problems import Problem
 from fedprompt.compare.trials import CompareError, Further
 from fedprompt.methods import ClipSetting, Setting, VitSetting
-from fedprompt.methods.setting import Inputs
 
 ALPHA, MOST, EACH = 0.3, 10, 20
 """Division of a folder without domains, if none is given: concentration, and up to so many clients
@@ -48,7 +47,7 @@ class Part(NamedTuple):
     words: str
     folder: data.Folder
     keep: np.ndarray
-    further: Mapping[str, tuple["Store", np.ndarray, np.ndarray, Sequence[str] | None]] = {}
+    further: Mapping[str, "Tests"] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +66,15 @@ class Store:
     network: Network
     cache: Path
 
-    def inputs(self, kind: str, device: str) -> Inputs:
-        """Return the inputs of methods: images, or for a CLIP the tokens of its image tower."""
+    def inputs(self, positions: np.ndarray, kind: str, device: str) -> Chosen:
+        """Return inputs of methods: images, or for a CLIP the tokens of its image tower."""
+        places = torch.from_numpy(positions)
         if self.network.tower is None:
-            return self.pixels
+            return Chosen(self.pixels, places)
         prepare = preparation(self.network)
-        return Prepared(self.pixels, prepare) if kind == "images" else self.tokens(prepare, device)
+        if kind == "images":
+            return Chosen(self.pixels, places, prepare)
+        return Chosen(self.tokens(prepare, device), places)
 
     def tokens(self, prepare: Preparation, device: str) -> Tensor:
         """Compute the tokens once, and map the file."""
@@ -90,28 +92,16 @@ class Store:
         return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
+Tests = tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]
+"""Images, positions of tests, their labels, and the names of their classes, if they are others."""
+
+
 def whole(path: Path, count: int) -> bool:
     """Return whether a file has an array of a length, and is not damaged."""
     try:
         return len(np.load(path, mmap_mode="r")) == count
     except (FileNotFoundError, ValueError, EOFError):
         return False
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Images that are prepared when they are read."""
-
-    pixels: Tensor
-    prepare: Preparation
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, positions: Tensor) -> Tensor:
-        """Return a batch."""
-        prepared: Tensor = self.prepare(self.pixels[positions])
-        return prepared
 
 
 def preparation(made: Network) -> Preparation:
@@ -359,9 +349,7 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
     return parts
 
 
-def transferred(
-    other: Store, found: data.Folder
-) -> tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]:
+def transferred(other: Store, found: data.Folder) -> Tests:
     """Return the tests of another folder, whose classes may be others for a CLIP."""
     _, tests = divisions.sides(other.folder)
     names, clip = other.folder.class_names, other.network.tower is not None
@@ -398,15 +386,12 @@ def data_of(
 ) -> Data:
     """Return the data of a partition."""
 
-    def inputs(kind: str, device: str) -> Inputs:
-        return Chosen(store.inputs(kind, device), torch.from_numpy(part.keep))
-
     def further(name: str, kind: str, device: str) -> Further:
         source, places, labels, names = part.further[name]
-        every = Chosen(source.inputs(kind, device), torch.from_numpy(places))
+        every = source.inputs(places, kind, device)
         return Further(every, torch.from_numpy(labels), names and worded(names))
 
-    labels = torch.from_numpy(part.folder.labels)
+    inputs, labels = partial(store.inputs, part.keep), torch.from_numpy(part.folder.labels)
     return Data(
         setting=setting_of(store.network, part.folder.class_names, template, budget),
         inputs=inputs,

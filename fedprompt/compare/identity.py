@@ -31,17 +31,13 @@ def stamp(values: Tensor | np.ndarray | str | bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def networks(setting: Any) -> list[Any]:
-    """Return the frozen networks of a setting."""
-    found = [*getattr(setting, "trunks", ()), *(getattr(setting, n, None) for n in FROZEN)]
-    return [network for network in found if network is not None]
-
-
 def settled(setting: Any) -> list[Any]:
     """Describe a setting and its frozen networks, the same in each process."""
     names = [field.name for field in fields(setting) if field.init]
     plain = {name: getattr(setting, name) for name in names if name not in ("trunks", *FROZEN)}
-    return [type(setting).__qualname__, told(plain), *map(fp.fingerprint, networks(setting))]
+    frozen = [*getattr(setting, "trunks", ()), *(getattr(setting, n, None) for n in FROZEN)]
+    prints = [fp.fingerprint(network) for network in frozen if network is not None]
+    return [type(setting).__qualname__, told(plain), *prints]
 
 
 def told(value: Any, above: tuple[Any, ...] = ()) -> Any:

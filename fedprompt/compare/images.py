@@ -93,20 +93,15 @@ def depth(level: int) -> int:
 
 def squared(image: Image.Image, *, size: int) -> UInt8[Tensor, "3 size size"]:
     """Resize the short side of an image to `size`, bicubic, and cut out the middle, in RGB."""
+    from torchvision.transforms import functional as vision  # takes seconds
+
     image = image.convert("RGB")
-    width, height = image.size
-    short = min(width, height)
-    if max(width, height) > WIDEST * short:  # resized, it would be too large for the memory
-        image = _middle(image, min(width, WIDEST * short), min(height, WIDEST * short))
-        width, height = image.size
-    sides = int(size * width / short), int(size * height / short)
-    image = _middle(image.resize(sides, Image.Resampling.BICUBIC), size, size)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-
-
-def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
-    return image.crop((left, top, left + width, top + height))
+    longest = WIDEST * min(image.size)
+    if max(image.size) > longest:  # resized, it would be too large for the memory
+        image = vision.center_crop(image, [min(side, longest) for side in image.size[::-1]])
+    image = vision.resize(image, [size], vision.InterpolationMode.BICUBIC)
+    pixels: Tensor = vision.pil_to_tensor(vision.center_crop(image, [size]))
+    return pixels.contiguous()
 
 
 def common_depth(paths: Iterable[Path]) -> int:
@@ -157,9 +152,8 @@ def decoded(
     if kept < count:
         lost = folder.at(np.setdiff1d(np.arange(count), places)).paths
         if not skip:
-            raise ValueError(
-                f"{len(lost)} of {count} images {UNREADABLE}, such as {lost[0]}. {REMEDY}"
-            )
+            few = f"{len(lost)} of {count} images"
+            raise ValueError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
         skipped = {**folder.skipped, UNREADABLE: lost}
         folder = replace(folder.at(places), skipped=skipped)
     return pixels.view(kept, 3, size, size), folder

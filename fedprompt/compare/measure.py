@@ -49,11 +49,10 @@ def run(
     passes: Counter[str] = Counter()  # of this rank's clients, and of all calls
     counted = fp.rounds.counted(with_passes(method, passes), ledger)
     group = dist.group.WORLD if dist.is_initialized() else None
-    common = {"domains": clients_by_domain(trial), "newcomers": (), "shared": shared}
-    common["clients"] = trial.tested
-    rounds = fp.run_rounds(
-        counted, trial.federation.data, setting.cohorts(), group=group, share=True
-    )
+    common = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
+    domains = clients_by_domain(trial)
+    data, cohorts = trial.federation.data, setting.cohorts()
+    rounds = fp.run_rounds(counted, data, cohorts, group=group, share=True)
     for number in range(1, setting.rounds + 1):
         with counted_passes() as counts, torch.device(setting.device):
             now = next(rounds)
@@ -62,10 +61,10 @@ def run(
             losses.append(training_losses(method, trial, now))
         if number > setting.rounds - last_rounds:
             with counted_passes() as counts:
-                measured.append(measure(method, trial, now, group=group, **common))
+                measured.append(measure(method, trial, now, domains=domains, **common))
             passes += Counter(clients=counts.total(), all=counts.total())
         progress(1 / setting.rounds)
-    figures = last_figures(method, trial, now, measured, shared, group)
+    figures = last_figures(method, trial, now, measured, common)
     finished(trial, method, now)
     figures |= costs(ledger, passes, setting.rounds * (setting.cohort_size or len(setting.clients)))
     figures["trained"] = measured[-1]["trained"]
@@ -75,34 +74,29 @@ def run(
 
 
 def last_figures(
-    method: Method, trial: Trial, now: Round, measured: Sequence[Figures], shared: bool, group: Any
+    method: Method, trial: Trial, now: Round, measured: Sequence[Figures], common: Mapping[str, Any]
 ) -> Record:
     """Average the figures of the last rounds, and measure new clients and further tests."""
     figures: Record = {
         name: float(np.mean([values[name] for values in measured])) for name in measured[0]
     }
     new = [c for c in trial.newcomers if trial.own is None or len(trial.own[c])]
-    found = measure(method, trial, now, group=group, clients=(), newcomers=new, steps=OWN_STEPS)
-    figures |= found | further(method, trial, now, shared, group, figures["full"])
+    options = {"clients": (), "newcomers": new, "steps": OWN_STEPS, "group": common["group"]}
+    found = measure(method, trial, now, **options)
+    figures |= found | further(method, trial, now, figures["full"], common)
     if trial.names:
         figures["clients"] = by_name(trial.names, measured[-1].clients | found.clients)
     return figures
 
 
 def further(
-    method: Method, trial: Trial, now: Round, shared: bool, group: Any, base: float
+    method: Method, trial: Trial, now: Round, base: float, common: Mapping[str, Any]
 ) -> dict[str, float]:
     """Measure all clients on further tests; "new" with the harmonic mean of base and new ones."""
-    options: dict[str, Any] = {
-        "clients": trial.tested,
-        "newcomers": (),
-        "shared": shared,
-        "group": group,
-    }
     found = {}
     for name, (inputs, labels, class_names) in trial.further.items():
         tests = HeldOut(inputs, labels)
-        figures = evaluate(method, trial.federation, now, tests, class_names=class_names, **options)
+        figures = evaluate(method, trial.federation, now, tests, class_names=class_names, **common)
         found[name] = figures["full"]
     return found | ({"h": fp.metrics.harmonic_mean(base, found["new"])} if "new" in found else {})
 

@@ -34,22 +34,24 @@ COHORT = 10
 
 @dataclass(frozen=True)
 class Chosen:
-    """Inputs at some positions, read when they are needed, in floating point.
+    """Inputs at some positions, read and prepared when they are needed.
 
     Args:
         inputs: All inputs.
         positions: Positions of the chosen ones.
+        prepare: Function of a batch, by default to floating point.
     """
 
     inputs: Inputs
     positions: Int[Tensor, "chosen"]
+    prepare: Callable[[Tensor], Tensor] = Tensor.float
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def __getitem__(self, index: Tensor) -> Tensor:
         """Return a batch."""
-        return self.inputs[self.positions[index]].float()
+        return self.prepare(self.inputs[self.positions[index]])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,18 +93,13 @@ class Data:
         shards = [torch.as_tensor(np.asarray(shard)).long() for shard in division.train]
         own = division.own and [torch.as_tensor(np.asarray(part)).long() for part in division.own]
         if validate:
-            tried = [
-                torch.from_numpy(held_out(labels[shard].numpy(), SHARE, rng)) for shard in shards
-            ]
-            pairs = list(zip(shards, tried, strict=True))
+            tried = [held_out(labels[shard].numpy(), SHARE, rng) for shard in shards]
+            pairs = list(zip(shards, map(torch.from_numpy, tried), strict=True))
             shards, own = [part[~of] for part, of in pairs], [part[of] for part, of in pairs]
-        tested = inputs, labels
-        if not validate:
-            tested = self.tests(*where), self.test_labels
-        every = torch.arange(len(tested[1]))
-        used = every if own is None else torch.from_numpy(np.unique(torch.cat([*own]).numpy()))
-        if own is not None:
-            own = [torch.searchsorted(used, part) for part in own]
+        tested = (inputs, labels) if validate else (self.tests(*where), self.test_labels)
+        every = np.arange(len(tested[1])) if own is None else np.unique(torch.cat([*own]).numpy())
+        used = torch.from_numpy(every)
+        own = own and [torch.searchsorted(used, part) for part in own]
         setting = self.completed(shards, inputs, seed, validate)
         mixes = [labels[shard].bincount(minlength=setting.num_classes) for shard in shards]
         given = Chosen(inputs, torch.arange(len(labels)))
@@ -280,19 +277,14 @@ def of_data(
         family = "mixed models"
     inputs = [stamp(json.dumps(identity, default=str))]
 
-    def make(partition: str, row: Row, **where: Any) -> Trial:
-        return data(partition).trial(row, **where)
-
-    def rows(partition: str) -> list[Row]:
-        return [Row.of(name) for name, entry in METHODS.items() if fits(entry, family)]
-
+    entries = METHODS.items()
     return Problem(
         name="own",
         title=title,
         partitions=partitions,
         family=lambda partition: family,
-        rows=rows,
-        make=make,
+        rows=lambda partition: [Row.of(name) for name, entry in entries if fits(entry, family)],
+        make=lambda partition, row, **where: data(partition).trial(row, **where),
         trials=lambda partition, row: [dict(row.values)],
         columns={**columns, **(NEWCOMERS if first.newcomers else {})},
         references={"training alone": alone.TITLES},

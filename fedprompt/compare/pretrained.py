@@ -9,7 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -35,7 +35,7 @@ PATIENCE = 2.0
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".tar")
 """Extensions of files of weights."""
 
-VIT, CLIP = "vit_base_patch16_224", "ViT-B-16-quickgelu:openai"
+EXAMPLES = {"--vit": "vit_base_patch16_224", "--clip": "ViT-B-16-quickgelu:openai"}
 """Examples of names in messages."""
 
 
@@ -122,8 +122,7 @@ def network(
         >>> made.size, made.tokens(torch.zeros(1, 3, 32, 32)).shape
         (32, torch.Size([1, 65, 96]))
     """
-    if kind not in ("vit", "clip"):
-        raise check.wrong("kind", 'be "vit" or "clip"', repr(kind))
+    check.require(kind in ("vit", "clip"), "kind", 'be "vit" or "clip"', repr(kind))
     check.optional(check.count, "size", size)
     flag = f"--{kind}"
     if not isinstance(given, str):
@@ -131,8 +130,7 @@ def network(
     name, _, file = given.partition("=")
     if file or Path(given).exists() or Path(given).suffix in WEIGHTS:
         path = Path(file or given)
-        if not path.exists():
-            raise check.wrong(flag, "name a file that exists", path)
+        check.require(path.exists(), flag, "name a file that exists", path)
         name, load = _from_file(flag, name if file else "", path, size)
         try:
             with _offline():
@@ -151,9 +149,8 @@ def network(
 def _timm(name: str, size: int | None, **source: Any) -> Network:
     import timm
 
-    sizes: dict[str, Any] = {} if size is None else {"img_size": size}
-    with _all_weights():
-        model = timm.create_model(name, pretrained=True, num_classes=0, **sizes, **source)
+    with _all_weights():  # timm leaves out a size of None
+        model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size, **source)
     return _of_timm(name, model, size)
 
 
@@ -204,9 +201,8 @@ def _transformers(name: str, kind: str, folder: str) -> Network:
     config = getattr(model.config, "vision_config", model.config)
     normal = (made["image_mean"], made["image_std"])
     how = {2: "bilinear"}.get(made.get("resample", 3), "bicubic")
-    tower = None
-    if kind == "clip":
-        tower = fp.TextTower(model, AutoTokenizer.from_pretrained(folder))
+    clip = kind == "clip"
+    tower = fp.TextTower(model, AutoTokenizer.from_pretrained(folder)) if clip else None
     return Network(name, model, config.image_size, *normal, how, tower=tower)
 
 
@@ -252,7 +248,7 @@ def _from_file(
     if name.partition(":")[0] in open_clip.list_models():
         return name, partial(_open_clip, name, size, str(path))
     known = open_clip.list_models() if flag == "--clip" else timm.list_models()
-    rule = f"name the network of a file, such as {_example(flag).partition(':')[0]}=FILE"
+    rule = f"name the network of a file, such as {EXAMPLES[flag].partition(':')[0]}=FILE"
     raise check.wrong(flag, rule, _similar(name, known))
 
 
@@ -270,7 +266,7 @@ def _by_name(flag: str, name: str, size: int | None) -> Network:
             return load()
     except Exception as error:
         got = f"{name} ({line_of(error)})"
-        raise check.wrong(flag, f"name a network such as {_example(flag)}", got) from error
+        raise check.wrong(flag, f"name a network such as {EXAMPLES[flag]}", got) from error
     raise ConnectionError(
         f"The weights of {name} are not on this machine, and {address} cannot be reached: get "
         f"{file} there and pass {flag} {name}={'FOLDER' if '/' in name else 'FILE'}."
@@ -301,15 +297,14 @@ def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Networ
         found = open_clip.get_pretrained_cfg(architecture, tag)
         if not found:
             tags = ", ".join(open_clip.list_pretrained_tags_by_model(architecture))
-            raise check.wrong(
-                flag, f"name weights of {architecture} as NAME:TAG: {tags}", repr(name)
-            )
+            rule = f"name weights of {architecture} as NAME:TAG: {tags}"
+            raise check.wrong(flag, rule, repr(name))
         folder, _, file = found.get("hf_hub", "").rpartition("/")
         address = f"{hub}/{folder}" if folder else found["url"]
         file = file or (HF_SAFE_WEIGHTS_NAME if folder else address.rpartition("/")[2])
         return partial(_open_clip, name, size), address, file
     known = open_clip.list_models() if flag == "--clip" else timm.list_models(pretrained=True)
-    raise check.wrong(flag, f"name a network, such as {_example(flag)}", _similar(name, known))
+    raise check.wrong(flag, f"name a network, such as {EXAMPLES[flag]}", _similar(name, known))
 
 
 def _checked(flag: str, made: Network) -> Network:
@@ -369,28 +364,22 @@ def _is_missing(error: BaseException | None) -> bool:
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     missing = (LocalEntryNotFoundError, OfflineModeIsEnabled)
-    while error is not None:
-        if isinstance(error, missing):
-            return True
+    while error is not None and not isinstance(error, missing):
         error = error.__cause__ or error.__context__
-    return False
+    return error is not None
 
 
 def _is_reachable(address: str) -> bool:
     """Return whether a server answers soon; any answer counts."""
     from huggingface_hub import constants
 
-    answers: list[bool] = []
+    answers = list[bool]()
 
     def ask() -> None:
-        try:
-            request = urllib.request.Request(address, method="HEAD")
-            urllib.request.urlopen(request, timeout=PATIENCE).close()
-        except urllib.error.HTTPError:
-            answers.append(True)
-        except OSError:
-            answers.append(False)
-        else:
+        request = urllib.request.Request(address, method="HEAD")
+        with suppress(OSError):
+            with suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(request, timeout=PATIENCE).close()
             answers.append(True)
 
     if constants.HF_HUB_OFFLINE:
@@ -398,7 +387,7 @@ def _is_reachable(address: str) -> bool:
     thread = threading.Thread(target=ask, daemon=True)  # a name server may not answer at all
     thread.start()
     thread.join(PATIENCE)
-    return answers == [True]
+    return bool(answers)
 
 
 @contextmanager
@@ -417,10 +406,6 @@ def _all_weights() -> Iterator[None]:
 
     with patch.object(nn.Module, "load_state_dict", checked):
         yield
-
-
-def _example(flag: str) -> str:
-    return VIT if flag == "--vit" else CLIP
 
 
 def _similar(name: str, known: Sequence[str]) -> str:

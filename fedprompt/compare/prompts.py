@@ -69,9 +69,8 @@ def load(
     """
     check.instance("inputs", inputs, Tensor, "be inputs of the network")
     make = METHODS[method].make if isinstance(method, str) else method
-    given = replace(
-        setting, clients=list(setting.clients) or [client], rounds=1, steps=1, seed=seed
-    )
+    clients = list(setting.clients) or [client]
+    given = replace(setting, clients=clients, rounds=1, steps=1, seed=seed)
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     federation = Federation(given, inputs, labels, {client: torch.arange(len(inputs))})
     made = make(given, **values)

@@ -1,12 +1,11 @@
 """A comparison: it runs methods on a problem, and its results are tables, files and a picture."""
 
-import csv
 import math
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -87,8 +86,8 @@ class Results:
 
     def views(self) -> dict[str, tuple[Sequence[Record], Problem]]:
         """Return the records and the problem of each table: partitions, and their mean."""
-        problem = self.problem
-        views = {name: (self.found, problem) for name in problem.partitions if self.of(name)}
+        problem, done = self.problem, {record["partition"] for record in self.found}
+        views = {name: (self.found, problem) for name in problem.partitions if name in done}
         if len(views) < 2:
             return views
         column, listed = problem.compared[0], list[Record]()
@@ -108,10 +107,6 @@ class Results:
             problem, columns=words, compared=[column], partitions=turns, notes=no_notes
         )
         return {ALL: (listed, together), **views}
-
-    def of(self, partition: str) -> list[Record]:
-        """Return the records of a partition."""
-        return [record for record in self.found if record["partition"] == partition]
 
     def reports(self) -> dict[str, str]:
         """Return the text of each table, with one sentence of advice if seeds carry it."""
@@ -140,9 +135,8 @@ class Results:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
-        below = "\n\n".join(
-            [*self.tuned(), *self.failures(), *([f"    {command}"] if command else []), LOAD, told]
-        )
+        line = [f"    {command}"] if command else []
+        below = "\n\n".join([*self.tuned(), *self.failures(), *line, LOAD, told])
         for name, (found, problem) in self.views().items():
             stem = place / f"table-{prompts.file_name(name)}".rstrip("-")
             tables.save(found, stem, problem, name, below)
@@ -201,13 +195,9 @@ def _named(record: Record) -> dict[str, Any]:
 
 def _write(path: Path, listed: Sequence[Mapping[str, Any]]) -> None:
     """Write a CSV file, if there is a line."""
-    if not listed:
-        return
-    header = list(dict.fromkeys(name for row in listed for name in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, header, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(listed)
+    header = dict.fromkeys(name for line in listed for name in line)
+    if header:
+        tables.write(path, [[*header], *([line.get(name) for name in header] for line in listed)])
 
 
 ALL = ""
@@ -266,30 +256,19 @@ def run(
     check.count("tune", tune)
     check.count("workers", workers)
     machine = Machine(check_device(device), shrink)
-    with _folder(out) as folder:
+    given = None if out is None else check_folder(path_of("out", out, of="folder"))
+    with TemporaryDirectory() if given is None else nullcontext(given) as folder:
         family = problem.family(next(iter(problem.partitions)))
-        listed = [
-            row
-            for row in rows.chosen(methods, family)
-            if row.method != alone.usual(family)  # it is the reference
-        ]
-        runner = _Runner(problem, machine, rows.files(methods), folder, workers, out is not None)
+        chosen, reference = rows.chosen(methods, family), alone.usual(family)
+        listed = [row for row in chosen if row.method != reference]
+        files, save = rows.files(methods), out is not None
+        runner = _Runner(problem, machine, files, Path(folder), workers, save)
         if workers > 1:
             cells.check_sent(problem, listed)
         runner.check([*listed, alone.row(family)])
         for partition in problem.partitions:
             runner.partition(partition, listed, range(seeds), tune)
     return Results(problem, runner.found, runner.failed, tune)
-
-
-@contextmanager
-def _folder(out: str | os.PathLike[str] | None) -> Iterator[Path]:
-    """Make and try the folder of the files, or a temporary one."""
-    if out is None:
-        with TemporaryDirectory() as folder:
-            yield Path(folder)
-        return
-    yield check_folder(path_of("out", out, of="folder"))
 
 
 def check_folder(out: Path) -> Path:
@@ -310,9 +289,8 @@ def check_device(device: str | torch.device) -> str:
         torch.ones(2, device=ranks.device(device)).sum().item()
     except (RuntimeError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
         first = re.split(r"\. |\n", str(error))[0].rstrip(".")
-        raise CompareError(
-            f"`device` must be one of this machine; got {device}: {first}."
-        ) from error
+        text = f"`device` must be one of this machine; got {device}: {first}."
+        raise CompareError(text) from error
     return device
 
 
@@ -339,14 +317,10 @@ class _Runner:
                 raise
             except (Exception, SystemExit) as error:  # of any method, such as one of a user
                 name = row.title if row.method == "longer" else row.method
-                frames = traceback.extract_tb(error.__traceback__)
                 own = {str(path.resolve()) for path in self.files}
-                at = [
-                    f" ({Path(f.filename).name}, line {f.lineno})"
-                    for f in frames
-                    if f.filename in own
-                ]
-                wrong.append(f"{name}: {line_of(error)}{''.join(at[-1:])}")
+                frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in own]
+                at = [f" ({Path(f.filename).name}, line {f.lineno})" for f in frames[-1:]]
+                wrong.append(f"{name}: {line_of(error)}{''.join(at)}")
         if wrong:
             raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 
@@ -356,9 +330,8 @@ class _Runner:
         every = [*listed, alone.row(family)]
         if tune > 1:
             drawn = replace(self.problem, trials=lambda at, row: hyperparameters.drawn(row, tune))
-            how: dict[str, Any] = {"machine": self.machine}
             at = drawn, partition, every, self.tried, self.path
-            every = hyperparameters.tuned(*at, **how, neighbors=False)
+            every = hyperparameters.tuned(*at, machine=self.machine, neighbors=False)
         self.rows(partition, every, seeds)
         once = self.passes(partition, every[-1].title)
         passes = [self.passes(partition, row.title) for row in every[:-1]]

@@ -57,10 +57,8 @@ class Row:
         """Make the row of a method, with its default hyperparameters where none are given."""
         entry = (METHODS | FURTHER)[method] if isinstance(method, str) else entry_of(method)
         given = entry.make if isinstance(method, str) else method
-        ours = (METHODS | FURTHER).get(entry.name) is entry and (
-            entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
-        )
-        make = None if ours else given
+        ours = entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
+        make = None if ours and (METHODS | FURTHER).get(entry.name) is entry else given
         return Row(entry.title, entry.name, entry.defaults | values, make=make)
 
     @property
@@ -155,8 +153,7 @@ def _made(make: Callable[..., Method]) -> Entry:
     title = make.__name__.replace("_", " ").capitalize()
     if title.casefold() in {entry.title.casefold() for entry in (METHODS | FURTHER).values()}:
         raise CompareError(f"`methods` must have new names; got {make.__name__}.")
-    rates = [name for name in ("learning_rate",) if name in inspect.signature(make).parameters]
-    search = {name: LEARNING_RATE[name] for name in rates}
+    search = LEARNING_RATE if "learning_rate" in inspect.signature(make).parameters else {}
     try:
         register(title, families=FAMILIES, traits=("personalized",), search=search)(make)
     except ValueError as error:

@@ -239,5 +239,10 @@ def save(
     header, body = rows(found, problem, partition)
     text = f"{report(found, problem, partition)}\n\n{below}".strip()
     stem.with_name(f"{stem.name}.md").write_text(f"{text}\n", encoding="utf-8")
-    with stem.with_name(f"{stem.name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *body])
+    write(stem.with_name(f"{stem.name}.csv"), [header, *body])
+
+
+def write(path: Path, lines: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)

@@ -11,18 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._float64 import single
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
 from fedprompt.guidance._passes import Evaluate, Parameters, Passes
 from fedprompt.guidance.derivatives import forward_mode
-from fedprompt.guidance.loss import (
-    Guides,
-    at_least_single,
-    check_outputs,
-    guide_loss,
-    guides_of,
-    label_loss,
-)
+from fedprompt.guidance.loss import Guides, check_outputs, guide_loss, guides_of, label_loss
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
 
 _Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
@@ -273,7 +267,7 @@ def _response(guides: Guides, batch: _Studied, tangent: Tensor, loss: GuideLoss)
     """Differentiate the slope of the guide loss along the tangent with respect to the guides."""
     with torch.enable_grad():
         table = guides.table.clone().requires_grad_()
-        guided = at_least_single(batch.guided).clone().requires_grad_()
+        guided = single(batch.guided).clone().requires_grad_()
         value = guide_loss(guided, batch.labels, guides._replace(table=table), loss)
         _check_twice_differentiable(value)
         (slope,) = torch.autograd.grad(value, guided, create_graph=True, allow_unused=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._float64 import single
 from fedprompt.interfaces import GuideLoss, Weighted
 
 
@@ -76,7 +77,7 @@ def guided_loss(
     labels = labels.long()
     if len(labels) == 0:
         empty = checked.table[labels]
-        return at_least_single(logits).sum() + at_least_single(guided).sum() + empty.sum()
+        return single(logits).sum() + single(guided).sum() + empty.sum()
     return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, checked, loss)
 
 
@@ -114,7 +115,7 @@ def check_outputs(guided: Tensor, logits: Tensor, batch: int, table: Tensor) -> 
 
 def label_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy in float32 at least."""
-    return F.cross_entropy(at_least_single(logits), labels)
+    return F.cross_entropy(single(logits), labels)
 
 
 def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) -> Tensor:
@@ -122,20 +123,15 @@ def guide_loss(guided: Tensor, labels: Tensor, guides: Guides, loss: GuideLoss) 
 
     A sample without a guide is compared with itself, and receives no gradient.
     """
-    guided = at_least_single(guided)
+    guided = single(guided)
     rows = guides.table[labels]
     if guides.mask is not None:
         mask = guides.mask[labels, None]
         still = guided.detach()
         rows = torch.where(mask, rows, still)
         guided = torch.where(mask, guided, still)
-    value = loss(guided, at_least_single(rows))
+    value = loss(guided, single(rows))
     if not isinstance(value, Tensor) or value.shape != ():
         rule = "return a scalar, such as a mean over the batch"
         raise check.wrong("loss", rule, check.kind(value))
     return value
-
-
-def at_least_single(tensor: Tensor) -> Tensor:
-    """Convert half precision to float32. Other dtypes are unchanged."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

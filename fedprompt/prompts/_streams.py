@@ -57,8 +57,7 @@ def normal_values(
     shape: tuple[int, ...], std: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Draw initial values from a normal distribution, on the device of the generator."""
-    device = device_of(generator)
-    return torch.empty(shape, device=device).normal_(0, std, generator=generator)
+    return torch.empty(shape, device=device_of(generator)).normal_(0, std, generator=generator)
 
 
 def vpt_uniform(
@@ -66,6 +65,6 @@ def vpt_uniform(
 ) -> Float[Tensor, "*shape"]:
     """Draw VPT's initial values for tokens of width ``shape[-1]``."""
     height, width = patch_size
-    device = device_of(generator)
     bound = math.sqrt(6 / (3 * height * width + shape[-1]))
-    return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
+    values = torch.empty(shape, device=device_of(generator))
+    return values.uniform_(-bound, bound, generator=generator)

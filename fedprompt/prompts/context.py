@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._float64 import single
 from fedprompt._random_streams import device_of
 from fedprompt.interfaces import ClassNames, PromptedText
 from fedprompt.prompts._streams import normal_values
@@ -183,7 +184,7 @@ def _start(init: Tensor, dim: int) -> Tensor:
     check.number_tensor("init", init, f"be a floating-point tensor {shape}")
     check.require(init.shape[1:] == (dim,), "init", f"have shape (length, {dim})", init)
     check.finite("init", init)
-    return init.detach().to(torch.promote_types(init.dtype, torch.float32))
+    return single(init.detach())
 
 
 def _check_context(

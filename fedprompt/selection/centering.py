@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import widened
+from fedprompt._float64 import rounded, single, widened
 from fedprompt.interfaces import Weighted
 
 _QUERY = "be a floating-point tensor (batch, dim)"
@@ -32,10 +32,9 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
     """
     check.number_tensor("query", query, _QUERY, ndim=2, read=True)
     check.dense("query", query)
-    dtype = torch.promote_types(query.dtype, torch.float32)
     number = query.shape[0]
-    mean = (widened(query).sum(0) / max(number, 1)).to(dtype)
-    return Weighted(mean.to(query.device), torch.tensor(float(number)).to(query.device))
+    mean = rounded(widened(query).sum(0) / max(number, 1), single(query))
+    return Weighted(mean, torch.tensor(float(number)).to(query.device))
 
 
 class CenteredQueries(nn.Module):
@@ -83,23 +82,19 @@ class CenteredQueries(nn.Module):
             check.number_tensor("center", center, "be a floating-point tensor (dim,)")
             check.shape("center", center, (dim,))
             check.finite("center", center)
-        self.register_buffer("center", _wide(center.detach().clone()))
+        self.register_buffer("center", single(center.detach().clone()))
 
     def forward(self, query: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
         """Subtract the mean, in float32 at least."""
         check.number_tensor("query", query, _QUERY, ndim=2, read=True)
         dim = self.center.shape[0]
-        if query.shape[1] != dim:
-            raise check.wrong("query", f"have the width of `center`, {dim}", query.shape[1])
+        rule = f"have the width of `center`, {dim}"
+        check.require(query.shape[1] == dim, "query", rule, query.shape[1])
         check.same_device("query", query, self.center.device, "the device of `center`,")
         if check.values_readable(self.center, sync=False) and bool(self.center.isnan().any()):
             raise check.wrong("center", "be given or loaded before the first call", "NaN")
-        return _wide(query) - self.center
+        return single(query) - self.center
 
     def extra_repr(self) -> str:
         """Show the width."""
         return str(self.center.shape[0])
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

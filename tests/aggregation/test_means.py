@@ -134,7 +134,7 @@ weighted_mean([{'head': torch.ones(2)}]) -> TypeError: `payloads[0]['head']` mus
 weighted_median([{'head': ONE}, ONE]) -> TypeError: `payloads[1]` must map names to Weighted; got
 weighted_median([ONE, {'head': ONE}]) -> TypeError: `entries[1]` must be a Weighted
 trimmed_mean([{'head': ONE}, ONE], fraction=0.1) -> TypeError: `payloads[1]` must map names to
-heterogeneous_means([{'head': ONE}], [4]) -> TypeError: `entries[0]` must be class logits
+heterogeneous_means([{'head': ONE}], [4]) -> TypeError: `entries[0]` must be a Weighted
 """)
 
 

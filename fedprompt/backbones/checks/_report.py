@@ -108,9 +108,8 @@ class Judge:
     def frozen(self) -> None:
         """Whether all modules are in eval mode, and no parameter is trainable."""
         if self.model is None:
-            raise ClaimError(
-                None, "no modules or tensors found; keep the model as the attribute `model`"
-            )
+            remedy = "keep the model as the attribute `model`"
+            raise ClaimError(None, f"no modules or tensors found; {remedy}")
         training = [
             name or type(module).__name__
             for name, module in self.model.named_modules()

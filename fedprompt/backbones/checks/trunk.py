@@ -92,12 +92,6 @@ def trunk(
     return Report(title, (members, *_Judge(trunk, images, forward).lines()))
 
 
-def _inserted(tokens: Tensor, prompts: Tensor, prefix: int, inside: int) -> Tensor:
-    """Put prompts (prompts, dim) right after the prefix, in place of the `inside` ones there."""
-    new = prompts.expand(tokens.shape[0], -1, -1)
-    return torch.cat([tokens[:, :prefix], new, tokens[:, prefix + inside :]], 1)
-
-
 class _Judge(Judge):
     """The checks of one trunk. Each returns whether the claim holds, and what was measured."""
 
@@ -202,7 +196,9 @@ class _Judge(Judge):
         first, last = trunk.prefix, trunk.prefix + _PROMPTS - 1
         order[first], order[last] = last, first
         for layer, prompts in enumerate(self.prompts(_PROMPTS, tokens)):
-            tokens = _inserted(tokens, prompts, trunk.prefix, _PROMPTS if layer else 0)
+            rest = tokens[:, trunk.prefix + (_PROMPTS if layer else 0) :]
+            new = prompts.expand(len(tokens), -1, -1)
+            tokens = torch.cat([tokens[:, : trunk.prefix], new, rest], 1)
             swapped = trunk.block(layer, tokens[:, order], context, _PROMPTS)
             tokens = trunk.block(layer, tokens, context, _PROMPTS)
             _near(swapped, tokens[:, order], f"block {layer}: ")

@@ -1,7 +1,6 @@
 """Deep prompts of a text tower: tokens that replace those of the context before later blocks."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,17 +8,8 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt.interfaces import PromptedText, PromptStream
 
-
-class Replacement(NamedTuple):
-    """Tokens that replace a part of the prefix.
-
-    Attributes:
-        start: First position that is replaced.
-        tokens: New tokens, for all contexts or for each.
-    """
-
-    start: int
-    tokens: Float[Tensor, "*contexts length dim"]
+Replacement = tuple[int, Float[Tensor, "*contexts length dim"]]
+"""First position of the prefix that is replaced, and new tokens, for all contexts or for each."""
 
 
 def replacements(
@@ -43,7 +33,7 @@ def replacements(
         length = 0
         for layer, tokens in stream.layers.items():
             length = _length_of(f"{argument}.layers[{layer}]", tokens, text, dim, length)
-            by_layer.setdefault(layer, []).append(Replacement(start, tokens))
+            by_layer.setdefault(layer, []).append((start, tokens))
         start += length
     num_tokens = start - text.prefix.shape[-2] + text.context
     rule = f"replace all {text.context} tokens of the context"

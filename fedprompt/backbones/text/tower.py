@@ -100,11 +100,9 @@ class TextTower:
         self.causal = self._parts.causal
         if "transformers" in libraries(tokenizer):  # a processor has a tokenizer
             tokenizer = partial(padded_ids, getattr(tokenizer, "tokenizer", tokenizer))
-        self._vocabulary = Vocabulary(
-            tokenizer, context_length=self.context_length, size=self._parts.embedding.num_embeddings
-        )
-        _check_unadapted(clip_model, self._parts.images)
-        parts = self._parts
+        parts, size = self._parts, self._parts.embedding.num_embeddings
+        self._vocabulary = Vocabulary(tokenizer, context_length=self.context_length, size=size)
+        _check_unadapted(clip_model, parts.images)
         self.probe = Probe(self, "tower", "clip_model", parts.containers, parts.modules)
         with restored_on_error(clip_model):
             self.model = freeze(clip_model)
