@@ -500,7 +500,8 @@ def test_a_method_that_fails_later_is_named_and_the_others_have_their_table():
     clients = dict(enumerate(torch.arange(60).split(20)))
     held_out = methods.HeldOut(tests[:60], test_labels[:60])
     problem = compare.problem(images, labels, clients, held_out, setting=setting)
-    found = compare.run(problem, ["head_tuning", breaks], seeds=1)
+    names = ["head_tuning", "local", breaks]  # the second one is training alone
+    found = compare.run(problem, names, seeds=1)
     assert "no second round" in found.failed["Breaks"]
     assert str(found).endswith(f"Breaks failed: {found.failed['Breaks']}")
     assert {record["row"] for record in found.found} == {"Head tuning", "Training alone"}

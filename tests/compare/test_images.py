@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional as vision
 
 from fedprompt.compare import images
 from fedprompt.compare.images import decoded, opened, squared
@@ -147,12 +146,14 @@ def test_a_very_large_image_is_refused_with_its_path(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("sides", [(32, 32), (10, 40), (61, 17), (3, 190), (33, 100), (7, 8)])
 @pytest.mark.parametrize("size", [10, 32, 33])
-def test_images_are_resized_and_cut_as_by_torchvision(sides, size):
+def test_the_short_side_is_resized_by_pillow_and_the_middle_is_cut_out(sides, size):
     pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
-    theirs = vision.resize(image, [size], vision.InterpolationMode.BICUBIC)
-    theirs = vision.pil_to_tensor(vision.center_crop(theirs, [size]))
-    assert torch.equal(squared(image, size=size), theirs)
+    height, width = (int(size * side / min(sides)) for side in sides)
+    whole = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    top, left = round((height - size) / 2), round((width - size) / 2)
+    expected = whole[top : top + size, left : left + size]
+    assert np.array_equal(squared(image, size=size).permute(1, 2, 0), expected)
 
 
 def test_the_middle_of_a_very_long_image_is_read_without_resizing_it_as_a_whole(monkeypatch):
