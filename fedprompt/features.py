@@ -121,27 +121,20 @@ def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Ten
 
 
 def _image(dataset: _MapStyle, index: int, key: str | None) -> Tensor:
-    sample = dataset[index] if key is None else _entry(dataset[index], index, key)
-    if isinstance(sample, Mapping):
-        raise check.wrong("key", f"be one of {_names(sample)}, for samples that are dicts", None)
+    sample: Any = dataset[index]
+    got = f"{key!r} for a {type(sample).__name__} at {index}"
+    named = isinstance(sample, Mapping)
+    check.require(key is None or named, "key", "be None for samples that are not dicts", got)
+    if named:
+        names = ", ".join(map(repr, sample))
+        rule = f"be one of {names}" + ", for samples that are dicts" * (key is None)
+        check.require(key in sample, "key", rule, repr(key))
+        sample = sample[key]
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
         rule = "return image tensors, or tuples that start with one (is `ToTensor` missing?)"
         raise check.wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
     return image
-
-
-def _entry(sample: Any, index: int, key: str) -> Any:
-    """Return the image of a sample that is a dict."""
-    got = f"{key!r} for a {type(sample).__name__} at {index}"
-    check.require(isinstance(sample, Mapping), "key", "be None for samples that are not dicts", got)
-    if key not in sample:
-        raise check.wrong("key", f"be one of {_names(sample)}", repr(key))
-    return sample[key]
-
-
-def _names(sample: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, sample))
 
 
 def _check_repeatable(dataset: _MapStyle, key: str | None) -> None:

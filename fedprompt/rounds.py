@@ -390,8 +390,7 @@ class _Engine(NamedTuple):
             seals = {"its server": self.seals["server"]}
             check_seals(where, "a `Round` must not be changed", seals)
             for cohort in islice(self.cohorts, 1):
-                check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-                return nouns.cohort(list(cohort), server_round)
+                return nouns.cohort(cohort, server_round)
             return None
 
         what = "the cohort"

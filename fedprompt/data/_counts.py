@@ -51,14 +51,13 @@ def drawn_counts(
     draw: Callable[[], Counts], num_samples: int, num_clients: int, min_size: int | None
 ) -> Counts:
     """Draw counts until each client has `min_size` samples."""
-    check.optional(check.count, "min_size", min_size, at_least=0)
+    least, best = 0 if min_size is None else min_size, 0
     equal = f"an equal part of {num_samples} samples"
-    check.count("min_size", min_size or 0, at_least=0, at_most=num_samples // num_clients, of=equal)
-    best = 0
+    check.count("min_size", least, at_least=0, at_most=num_samples // num_clients, of=equal)
     for _ in range(DRAWS):
         counts = draw()
         smallest = smallest_client(counts, min_size)
-        if smallest >= (min_size or 0):
+        if smallest >= least:
             return counts
         best = max(best, smallest)
     rule = f"be at most {best}, the best minimum in {DRAWS} draws with this `alpha`"

@@ -130,7 +130,7 @@ def run_round(
         State of the server after the round.
     """
     wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
-    clients = nouns.cohort(list(cohort), server_round)
+    clients = nouns.cohort(cohort, server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
     for exchange in range(first, first + method.exchanges):
