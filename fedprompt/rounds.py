@@ -22,8 +22,8 @@ from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.method import check_takes_part, check_wrappers
-from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
 from fedprompt.wire.gather import is_here, on_all_ranks, rank_of, ranks_of
 

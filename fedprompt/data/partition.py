@@ -7,8 +7,7 @@ import fedprompt._refusals as check
 from fedprompt.data import _arguments, _counts
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, Names, numpy_generator
 from fedprompt.data._counts import Counts, client_counts, raised
-from fedprompt.data.allocation import allocate
-from fedprompt.data.shares import pathological_shares
+from fedprompt.data.shares import allocate, pathological_shares
 
 
 def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indices]:

@@ -46,6 +46,20 @@ class Summary(NamedTuple):
     best_round: int
 
 
+class NegativeEffect(NamedTuple):
+    """Largest rise of each client's loss over its previous minimum.
+
+    Attributes:
+        clients: ``(clients,)``, float64, the rise of each client, at least 0.
+        average: Unweighted mean over clients.
+        highest: Largest rise of all clients.
+    """
+
+    clients: Float[Tensor, " clients"]
+    average: float
+    highest: float
+
+
 def global_accuracy(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
 ) -> float:
@@ -196,6 +210,43 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
     figures = list(map(float, history))  # sums of narrow numbers of NumPy overflow
     best_round = max(range(len(figures)), key=figures.__getitem__)
     return Summary(sum(figures[-int(last) :]) / int(last), figures[best_round], best_round)
+
+
+def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
+    r"""Measure the largest rise of each client's loss over its previous minimum.
+
+    .. math:: \max_t \big( L_t - \min_{s < t} L_s \big)^+
+
+    FedL2G (Fig. 1) measures in this way how much guidance from the server harms a client. A loss
+    that never increases has the effect 0. For one figure of the whole federation pass the mean
+    loss, ``losses.mean(1, keepdim=True)``. Rises of single clients can cancel in the mean.
+
+    Args:
+        losses: Loss of each client on its data after each round, without the terms that use the
+            server's message (in FedL2G the cross-entropy).
+
+    Returns:
+        Effect on each client, its mean and its maximum.
+
+    Raises:
+        ValueError: If an axis is empty, or a loss is NaN or infinite.
+
+    Example:
+        The loss of the first client rises from 1 to 3. The loss of the second client never rises.
+
+        >>> losses = torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]])
+        >>> effect = negative_effect(losses)
+        >>> effect.clients.tolist(), effect.average, effect.highest
+        ([2.0, 0.0], 1.0, 2.0)
+
+    References:
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024, Fig. 1.
+    """
+    curves = convert.table("losses", losses, "(rounds, clients)")
+    check.finite("losses", curves)
+    clients = (curves - torch.cummin(curves, 0).values).amax(0)
+    return NegativeEffect(clients, clients.mean().item(), clients.max().item())
 
 
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:

@@ -12,8 +12,8 @@ import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, twin_of
-from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
+from fedprompt.privacy.clipping import clip_factors, scaled_down
 
 _LARGEST = 10**10
 """Largest number of examples from which a batch is drawn. One random number is drawn for each."""
