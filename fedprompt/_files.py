@@ -143,9 +143,8 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 def _new_file(path: Path, *, like: Path) -> Any:
     """Open a file that does not exist yet, with the mode of another one, if that exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(
-        path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666
-    )
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, 0o666)
     if hasattr(os, "fchmod") and like.exists():
         os.fchmod(descriptor, stat.S_IMODE(like.stat().st_mode))
     return os.fdopen(descriptor, "wb")

@@ -275,13 +275,14 @@ def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
     """Refuse a method that a codec cannot wrap."""
     rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
     check.require("counted" not in method.wrappers, "method", rule, "a counted one")
-    rule = "not be coded; a codec that leaves numbers out comes first"
-    fits = not needs_changes or "coded" not in method.wrappers
-    check.require(fits, "method", rule, "a coded one")
-    rule = "say whether payloads are changes, because the codec leaves numbers out"
-    fits = not needs_changes or method.server.changes is not None
-    got = "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
-    check.require(fits, "method.server.changes", rule, got)
+    if needs_changes:
+        rule = "not be coded; a codec that leaves numbers out comes first"
+        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+        rule = "say whether payloads are changes, because the codec leaves numbers out"
+        got = (
+            "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
+        )
+        check.require(method.server.changes is not None, "method.server.changes", rule, got)
 
 
 def _moved(changes: Any, answer: Message) -> Message:

@@ -242,10 +242,8 @@ def _load_file(module: nn.Module, path: Any, trunk: Any, class_names: Sequence[s
     parts = fingerprint(trunk, class_names=class_names)
     classes = parts.pop("classes", None)
     try:
-        # The form bounds the file further.
-        values, header = open_payload(
-            path, expect=Expected(form, parts), max_bytes=2**30 + num_bytes(form)
-        )
+        longest = 2**30 + num_bytes(form)  # the form bounds the file further
+        values, header = open_payload(path, expect=Expected(form, parts), max_bytes=longest)
         if classes is not None and classes != header.fingerprint.get("classes"):
             raise _other_classes(header, len(class_names))
         layers = _layers(module)

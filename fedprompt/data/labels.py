@@ -96,10 +96,9 @@ def _label(dataset: Any, index: int, column: str) -> Any:
     """Read the label of one sample."""
     sample = dataset[index]
     if isinstance(sample, Mapping):
-        if column in sample:
-            return sample[column]
         rule = f"name an entry of a sample, one of {sorted(map(str, sample))}"
-        raise check.wrong("column", rule, repr(column))
+        check.require(column in sample, "column", rule, repr(column))
+        return sample[column]
     if isinstance(sample, tuple | list) and len(sample) > 1:
         return sample[1]
     rule = "return samples (image, label) or dicts"

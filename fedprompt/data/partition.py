@@ -110,9 +110,8 @@ def dirichlet(
         shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
         return client_counts(class_sizes, raised(shares, least), generator)
 
-    return _counts.deal(
-        array, _counts.drawn_counts(draw, len(array), num_clients, min_size), generator
-    )
+    counts = _counts.drawn_counts(draw, len(array), num_clients, min_size)
+    return _counts.deal(array, counts, generator)
 
 
 def _capped_counts(

@@ -1,4 +1,4 @@
-"""Shares of the classes among the clients, as matrices (clients, classes) without a data set.
+"""Shares of the classes among the clients, as matrices (clients, classes), and their samples.
 
 Draw shares once and pass them to :func:`allocate` twice, for the training and the test set. Then
 every client is tested on its own mix of classes.
@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from math import gcd
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 
 import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
-from fedprompt.data._counts import TOLERANCE, client_counts, deal, raised, smallest_client
-
-_Shares = Float64[np.ndarray, "clients classes"]
+from fedprompt.data._counts import TOLERANCE, Shares, client_counts, deal, raised, smallest_client
 
 
-def iid_shares(num_clients: int, num_classes: int) -> _Shares:
+def iid_shares(num_clients: int, num_classes: int) -> Shares:
     """Give every client the same share of every class.
 
     :func:`allocate` turns these shares into a stratified split. For a plain random split use
@@ -49,7 +47,7 @@ def dirichlet_shares(
     alpha: Alpha,
     min_per_class: float = 0.0,
     generator: Generator,
-) -> _Shares:
+) -> Shares:
     r"""Draw the shares of each class among the clients from a Dirichlet distribution.
 
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
@@ -89,7 +87,7 @@ def dirichlet_shares(
 
 def pathological_shares(
     num_clients: int, num_classes: int, *, classes_per_client: int, generator: Generator
-) -> _Shares:
+) -> Shares:
     r"""Give every client a few classes, and every class to the same number of clients.
 
     Each of the K classes has :math:`sM/K` slots, where s is `classes_per_client` and M the number
@@ -147,7 +145,7 @@ def pathological_shares(
 
 def class_shares(
     labels: Labels, clients: Sequence[Indices | Sequence[int]], num_classes: int
-) -> _Shares:
+) -> Shares:
     """Return the share of each class that each client holds.
 
     Pass the shares of a partition of the training set to :func:`~fedprompt.data.allocate`, and the

@@ -206,9 +206,8 @@ class Wire:
             except ValueError as error:
                 now = self._round(exchange)
                 if self.logged.get(node) != now:  # of many replies, one line
-                    LOG.warning(
-                        "round %d: a reply of node %d is left out: %.300s", now, node, error
-                    )
+                    text = "round %d: a reply of node %d is left out: %.300s"
+                    LOG.warning(text, now, node, error)
                 self.logged[node] = now
         sent = sorted(payloads.items())
         return {client: payload for client, payload in sent if payload is not None}

@@ -190,12 +190,8 @@ def check_header(header: Header) -> None:
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
-    metadata = {
-        "format": FORMAT,
-        "server_round": str(header.server_round),
-        "client_id": header.client_id,
-        "sha256": digest,
-    }
+    metadata = {"format": FORMAT, "client_id": header.client_id, "sha256": digest}
+    metadata["server_round"] = str(header.server_round)
     metadata |= {f"fingerprint:{part}": text for part, text in header.fingerprint.items()}
     metadata |= {f"meta:{part}": text for part, text in header.meta.items()}
     return dict(sorted(metadata.items()))
