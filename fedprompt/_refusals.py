@@ -186,7 +186,7 @@ def count(
     """Require an integer from `at_least` to `at_most`, the number `of` something."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
-    require(value >= at_least, argument, f"be at least {at_least}", value)
+    require(int(value) >= at_least, argument, f"be at least {at_least}", value)
     if int(value) >= below:
         raise wrong(argument, f"be below 2**{below.bit_length() - 1}", value)
     if at_most is not None and int(value) > at_most:

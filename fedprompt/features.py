@@ -13,8 +13,6 @@ from torch.nn.modules.dropout import _DropoutNd
 import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
-__all__ = ["precompute"]
-
 _PROBES = 16
 """Number of samples that are read twice to detect a random transform."""
 
@@ -91,7 +89,10 @@ def precompute(
     with torch.no_grad():
         for start, view in product(range(0, len(dataset), int(batch_size)), range(views or 1)):
             stop = min(start + int(batch_size), len(dataset))
-            rows = _rows(encode, _images(dataset, range(start, stop), key))
+            rows = encode(_images(dataset, range(start, stop), key))
+            check.instance("encode", rows, Tensor, "return one tensor")
+            rule = f"return a row for each of {stop - start} images"
+            check.require(rows.shape[:1] == (stop - start,), "encode", rule, rows)
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
@@ -99,14 +100,6 @@ def precompute(
             check.require(fits, "encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
-
-
-def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    rows = encode(images)
-    check.instance("encode", rows, Tensor, "return one tensor")
-    rule = f"return a row for each of {len(images)} images"
-    check.require(rows.ndim != 0 and len(rows) == len(images), "encode", rule, rows)
-    return rows
 
 
 def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Tensor:

@@ -28,8 +28,6 @@ from fedprompt.prompted_network import (
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
-__all__ = ["load_prompts", "save_prompts"]
-
 _COUNT = "num_classes"
 _LAYERS = "layers"
 _LONGEST = 1000

@@ -24,15 +24,10 @@ LARGEST_ALPHA = 1e12
 """Largest concentration; numpy overflows near 1e308."""
 
 
-def check_random(argument: str, generator: object) -> None:
-    """Require a source of randomness."""
-    rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
-    check.instance(argument, generator, np.random.Generator | torch.Generator, rule)
-
-
 def numpy_generator(generator: Any) -> np.random.Generator:
     """Return a numpy generator unchanged, or seed one with 256 bits from a torch generator."""
-    check_random("generator", generator)
+    rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
+    check.instance("generator", generator, Generator, rule)
     if isinstance(generator, np.random.Generator):
         return generator
     words = torch.empty(4, dtype=torch.int64, device=generator.device)

@@ -266,7 +266,6 @@ def by_domain(
         [array([1]), array([3]), array([0]), array([2])]
     """
     number, num_domains = _arguments.numbered("domains", domains, all_domains)
-    check.optional(_arguments.check_random, "generator", generator)
     domain_samples = _counts.owned(number, num_domains)
     if num_clients is None:
         return domain_samples

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
@@ -14,13 +14,12 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.flower._records import STATEFUL, blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
-from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.ledger import Direction, Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
 CLIENT = "client"  # name of the query for the client id, and key of its reply
 Fingerprint = Callable[[int], Mapping[str, str]]
-_Direction = Literal["up", "down"]
 
 
 def unchecked(client: int) -> Mapping[str, str]:
@@ -253,7 +252,7 @@ class Wire:
                 raise check.wrong(f"payload[{name!r}].weight", rule, f"{found:g}")
 
     def _record(
-        self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes
+        self, message: Message, direction: Direction, client: int, exchange: int, blob: bytes
     ) -> None:
         if self.ledger is not None and message:
             where = {"client": client, "server_round": self._round(exchange)}

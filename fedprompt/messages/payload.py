@@ -246,7 +246,12 @@ def load_values(module: nn.Module, message: Message) -> None:
     targets = {inner_name(module, name): target for name, target in tensors.items()}
     check.known("message", message, targets, "name parameters or buffers of `module`")
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
-    _check_ties(targets, new)
+    first: dict[int, str] = {}  # name of a tied parameter
+    for name, value in new.items():
+        other = first.setdefault(id(targets[name]), name)
+        same = other == name or torch.equal(value, new[other])  # NaN differs from itself
+        rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
+        check.require(same, "message", rule, "two that differ")
     for name, value in new.items():
         targets[name].copy_(value)
     _LOADED[module] = {name: mark for name, mark in _marks(module).items() if name not in new}
@@ -341,16 +346,6 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     weight = entry.weight.to(target.device)
     nouns.entry(argument, Weighted(value, weight))
     return torch.where(per_row(weight > 0, value), value, target)
-
-
-def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Require one value for all names of a tied parameter."""
-    first: dict[int, str] = {}
-    for name, value in new.items():
-        other = first.setdefault(id(targets[name]), name)
-        same = other == name or torch.equal(value, new[other])  # NaN differs from itself
-        rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
-        check.require(same, "message", rule, "two that differ")
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:

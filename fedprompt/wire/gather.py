@@ -13,8 +13,6 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._trees import from_blob, to_blob
 
-__all__ = ["gather_trees", "is_here", "on_all_ranks", "rank_of", "ranks_of"]
-
 _LONGEST_ERROR = 2000
 """Longest text of an error that is sent to other ranks, in characters."""
 
