@@ -61,12 +61,12 @@ def table(
     return table
 
 
-def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
-    """Return a table of numbers in [0, 1], in float64 on the CPU."""
-    matrix = table(argument, tensor, shape)
+def accuracies(tensor: Any) -> Tensor:
+    """Return the accuracies of clients on test sets, in float64 on the CPU."""
+    matrix = table("accuracy", tensor, "(clients, tests)")
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
-        raise check.wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
+        raise check.wrong("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 

@@ -93,7 +93,7 @@ def accuracy_matrix(
         ['90', '20', '40', '70']
     """
     _check_axes(axes)
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)").numpy()
+    matrix = convert.accuracies(accuracy).numpy()
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)

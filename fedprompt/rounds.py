@@ -363,9 +363,9 @@ class _Engine(NamedTuple):
         first = start.server_round + 1
 
         def own() -> str:
-            for client in [*start.clients, *(start.stateful or ())]:
-                if not client.isdecimal():
-                    raise check.wrong("start.clients", "have ids of clients as keys", repr(client))
+            ids = [*start.clients, *(start.stateful or ())]
+            strange = [repr(client) for client in ids if not client.isdecimal()]
+            check.nothing(strange, "start.clients", "have ids of clients as keys")
             here = [client for client in start.stateful or () if is_here(int(client), self.group)]
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES

@@ -61,8 +61,8 @@ def numbered(
             fits = not isinstance(entry, bool) and isinstance(entry, wanted)
             check.typed(fits, f"{where}[{position}]", rule, entry)
     number = {name: position for position, name in enumerate(sorted(set(entries)))}
-    if unknown := [name for name in own if name not in number]:
-        raise check.wrong(argument, f"be among `{place}`", check.kind(unknown[0]))
+    unknown = [check.kind(name) for name in own if name not in number]
+    check.nothing(unknown, argument, f"be among `{place}`")
     return np.array([number[name] for name in own], dtype=np.int64), len(number)
 
 

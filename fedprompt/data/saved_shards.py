@@ -43,7 +43,7 @@ def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> No
         [array([0, 2]), array([1])]
         `of` must be the data set of the file
     """
-    file, about = file_of("path", path), _digest(of)
+    file, about = file_of(path), _digest(of)
     check.instance("shards", shards, Sequence | Mapping, "list the positions of each client")
     clients = shards if isinstance(shards, Mapping) else dict(enumerate(shards))
     check.some("shards", len(clients), "have at least one client")
@@ -80,7 +80,7 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
         ...     load_shards(f"{folder}/shards.json", of=["a.png", "b.png"])
         {7: array([1])}
     """
-    file = file_of("path", path)
+    file = file_of(path)
     try:
         found = json.loads(file.read_bytes())
         given, rule = found["format"], f"be a file of format {FORMAT}"

@@ -227,7 +227,7 @@ class Ledger:
         Args:
             path: Path of the file. An existing file is replaced.
         """
-        file = file_of("path", path)
+        file = file_of(path)
         text = StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(LedgerEntry._fields)
@@ -236,7 +236,7 @@ class Ledger:
 
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
-        file = file_of("path", path)
+        file = file_of(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file):
             foreign = self._written.path != path
@@ -281,7 +281,7 @@ def _read_entries(
     check.require(path is not None, "state", rule, "the state of a file")
     for field in ("num_entries", "num_bytes"):
         check.count(f"state[{field!r}]", state[field], at_least=0)
-    file = file_of("path", path)
+    file = file_of(path)
     lines = []
     if file.exists():
         with file.open("rb") as stream:

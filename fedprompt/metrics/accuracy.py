@@ -108,7 +108,7 @@ def client_spread(
         >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies(accuracy)
     tests = matrix.shape[1]
     sizes = _sizes(torch.ones(tests) if num_examples is None else num_examples, tests)
     clients = matrix @ sizes / sizes.sum()
@@ -250,7 +250,7 @@ def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
 
 
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies(accuracy)
     clients, tests = matrix.shape
     rule = "have as many rows as test sets, or one row"
     check.require(clients in (1, tests), "accuracy", rule, matrix)
