@@ -267,6 +267,5 @@ def _other_classes(header: Header, count: int) -> ValueError:
     if "classes" not in header.fingerprint:
         rule = "be left out, because the file has none"
         return check.wrong("class_names", rule, f"{count} names")
-    recorded = header.meta.get(_COUNT, "other")
-    rule = f"be the {recorded} names of the file, in their order"
+    rule = f"be the {header.meta.get(_COUNT, 'other')} names of the file, in their order"
     return check.wrong("class_names", rule, f"{count} names, which differ in spelling or order")

@@ -228,8 +228,7 @@ class ClassNames(_Names):
         chosen = numbers.tolist()
         wrong = [index for index in chosen if not 0 <= index < len(self.names)]
         rule = f"contain at least one number, all in [0, {len(self.names)})"
-        fits = chosen and not wrong
-        check.require(fits, "indices", rule, wrong[:5] or "none", IndexError)
+        check.require(chosen and not wrong, "indices", rule, wrong[:5] or "none", IndexError)
         length = tuple(self.length[index] for index in chosen)
         return self._replace(
             tokens=self.tokens[torch.tensor(chosen, device="cpu"), : max(length)],

@@ -114,8 +114,8 @@ def _gathered(tree: Any, error: Exception | None, wait: _Wait) -> list[Any]:
 
 def on_all_ranks(
     work: Callable[[], Any],
-    *,
     server_round: int,
+    *,
     group: "distributed.ProcessGroup | None",
     what: str = "its results",
 ) -> list[Any]:
