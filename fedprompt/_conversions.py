@@ -1,6 +1,6 @@
 """Arguments converted to the form that the library computes with: sizes, integers and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -34,6 +34,12 @@ def integers(
     if given and (min(given) < 0 or max(given) >= (check.LARGEST_INT if below is None else below)):
         raise check.wrong(argument, rule, f"values from {min(given)} to {max(given)}")
     return np.array(given, dtype=np.int64)
+
+
+def positions(clients: Iterable[object], size: int) -> list[Int64[np.ndarray, " _"]]:
+    """Return the positions of each client's samples in `size` labels."""
+    of = ", the positions in `labels`"
+    return [integers(f"clients[{c}]", own, below=size, of=of) for c, own in enumerate(clients)]
 
 
 def entries(argument: str, values: object) -> list[Any]:

@@ -202,13 +202,9 @@ def _class_counts(labels: object, clients: Any) -> "np.ndarray[Any, np.dtype[np.
     check.some("labels", classes.size, "hold at least one label")
     rule = "be a list with the positions of at least one client"
     check.typed(isinstance(clients, list | tuple) and clients, "clients", rule, clients)
-    counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
-    for client, positions in enumerate(clients):
-        place = f"clients[{client}]"
-        of = ", the positions in `labels`"
-        samples = convert.integers(place, positions, below=len(classes), of=of)
-        counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
-    return counts
+    held = convert.positions(clients, len(classes))
+    size = int(classes.max()) + 1
+    return np.stack([np.bincount(classes[own], minlength=size) for own in held])
 
 
 def _real_array(argument: str, tensor: object, shape: str, ndims: Sequence[int]) -> _Array:

@@ -108,7 +108,5 @@ def _label(dataset: Any, index: int, column: str) -> Any:
 def _plain(place: str, found: list[Any]) -> Indices:
     """Copy labels into an array; a label may be a tensor or an array without axes."""
     scalar = (Tensor, np.ndarray)
-    plain: list[Any] = [
-        entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
-    ]
+    plain = [x.item() if isinstance(x, scalar) and not x.ndim else x for x in found]
     return convert.integers(place, plain)

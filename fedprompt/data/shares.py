@@ -169,11 +169,7 @@ def class_shares(
     check.count("num_classes", num_classes)
     array = _arguments.some_labels(labels, num_classes=num_classes)
     check.iterable("clients", clients, "index arrays")
-    of = ", the positions in `labels`"
-    held = [
-        convert.integers(f"clients[{client}]", positions, below=len(array), of=of)
-        for client, positions in enumerate(clients)
-    ]
+    held = convert.positions(clients, len(array))
     check.some("clients", held, "have at least one client")
     if twice := int((np.bincount(np.concatenate(held), minlength=1) > 1).sum()):
         raise check.wrong("clients", "hold each sample at most once", f"{twice} held twice")

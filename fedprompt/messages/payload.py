@@ -71,9 +71,8 @@ def collect(
     check.number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
     values = snapshot(module, only=only, buffers=buffers)
-    values = {
-        name: value for name, value in values.items() if value.is_floating_point() or not buffers
-    }
+    if buffers:
+        values = {name: value for name, value in values.items() if value.is_floating_point()}
     check.require(values, "only", "name floating-point numbers", "integers alone")
     if only is None and not buffers:
         _warn_of_frozen(module, values)

@@ -81,7 +81,6 @@ def twin_of(module: nn.Module, copies: Copies, twins: dict[nn.Module, nn.Module]
         twins[module] = _Copies(module, copies)
         return twins[module]
     twin = twins[module] = copy.copy(module)
-    twin._modules = {
-        name: child and twin_of(child, copies, twins) for name, child in module._modules.items()
-    }
+    children = module._modules.items()
+    twin._modules = {name: child and twin_of(child, copies, twins) for name, child in children}
     return twin

@@ -230,10 +230,7 @@ def _copied(model: nn.Module, batch_size: int) -> Copies:
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         rule = "keep samples apart: normalize by running statistics, in eval mode"
         raise check.wrong("model", rule, f"others in {mixing}")
-    return {
-        parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
-        for parameter in trainable
-    }
+    return {p: nn.Parameter(p.detach().expand(batch_size, *p.shape)) for p in trainable}
 
 
 def _sees_the_batch(module: nn.Module) -> bool:
