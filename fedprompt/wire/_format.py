@@ -198,8 +198,7 @@ def _metadata(header: Header, digest: str) -> dict[str, str]:
 
 
 def _check_texts(argument: str, texts: object) -> None:
-    parts = chain(*texts.items()) if isinstance(texts, Mapping) else [texts]
-    fits = isinstance(texts, Mapping) and all(isinstance(part, str) for part in parts)
+    fits = isinstance(texts, Mapping) and all(isinstance(x, str) for x in chain(*texts.items()))
     check.typed(fits, argument, "map strings to strings", texts)
 
 
