@@ -76,7 +76,8 @@ def kind(thing: object) -> str:
 
 def instance(argument: str, value: object, kinds: type | UnionType, rule: str) -> None:
     """Require an argument of one of some types, and not a class, which can satisfy a protocol."""
-    typed(isinstance(value, kinds) and not isinstance(value, type), argument, rule, value)
+    if not isinstance(value, kinds) or isinstance(value, type):
+        raise wrong_type(argument, rule, kind(value))
 
 
 def optional(
@@ -298,7 +299,8 @@ def number_tensor(
 ) -> None:
     """Require a floating-point tensor that is not sparse; with `read`, finite ones on the CPU."""
     floating = isinstance(tensor, Tensor) and tensor.is_floating_point()
-    typed(floating and ndim in (None, tensor.ndim), argument, rule, tensor)
+    if not floating or ndim not in (None, tensor.ndim):
+        raise wrong_type(argument, rule, kind(tensor))
     dense(argument, tensor, stored=False)
     if read:
         finite(argument, tensor, sync=False)
