@@ -40,11 +40,10 @@ from fedprompt.features import precompute
 from fedprompt.freezing import freeze, training_only
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching.logits import cosine_logits, transport_logits
-from fedprompt.messages.change import delta
 from fedprompt.messages.describe import describe
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.parts import named, part
-from fedprompt.messages.payload import collect, load_values, num_bytes, snapshot
+from fedprompt.messages.payload import collect, delta, load_values, num_bytes, snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.forward import encode_from, encode_front, encode_prompted
 from fedprompt.prompts.low_rank_context import LowRankContext

@@ -58,13 +58,10 @@ def solved(coupling: object, *, strict: bool = False) -> Coupling:
     if not strict:
         _kept[device] = calls + 1, torch.zeros_like(largest) if read else largest
     if read and not (worst := largest.item()) <= FACTOR:  # also if it is NaN
-        _report(_TEXT.format(worst), strict)
+        text = _TEXT.format(worst)
+        if strict:
+            raise ValueError(text)
+        if not _warned:
+            _warned.add(text)
+            warnings.warn(text, stacklevel=4)
     return coupling
-
-
-def _report(text: str, strict: bool) -> None:
-    if strict:
-        raise ValueError(text)
-    if not _warned:
-        _warned.add(text)
-        warnings.warn(text, stacklevel=5)

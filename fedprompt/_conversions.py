@@ -1,6 +1,6 @@
 """Arguments converted to the form that the library computes with: sizes, integers and tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -36,6 +36,12 @@ def integers(
     return np.array(given, dtype=np.int64)
 
 
+def positions(clients: Iterable[object], size: int) -> list[Int64[np.ndarray, " _"]]:
+    """Return the positions of each client's samples in `size` labels."""
+    of = ", the positions in `labels`"
+    return [integers(f"clients[{c}]", own, below=size, of=of) for c, own in enumerate(clients)]
+
+
 def entries(argument: str, values: object) -> list[Any]:
     """List the entries of a one-dimensional tensor, array or sequence as Python objects."""
     if isinstance(values, Tensor | np.ndarray):
@@ -61,12 +67,12 @@ def table(
     return table
 
 
-def accuracies(argument: str, tensor: Any, shape: str) -> Tensor:
-    """Return a table of numbers in [0, 1], in float64 on the CPU."""
-    matrix = table(argument, tensor, shape)
+def accuracies(tensor: Any) -> Tensor:
+    """Return the accuracies of clients on test sets, in float64 on the CPU."""
+    matrix = table("accuracy", tensor, "(clients, tests)")
     inside = (matrix >= 0) & (matrix <= 1)  # False for NaN as well
     if not bool(inside.all()):
-        raise check.wrong(argument, "lie in [0, 1]", matrix[~inside][0].item())
+        raise check.wrong("accuracy", "lie in [0, 1]", matrix[~inside][0].item())
     return matrix
 
 

@@ -45,11 +45,11 @@ def path_of(argument: str, path: object, *, of: str = "file") -> Path:
     return Path(path)
 
 
-def file_of(argument: str, path: object) -> Path:
+def file_of(path: object) -> Path:
     """Return the path of a regular file, or of no file yet. Reading a pipe would not return."""
-    given = path_of(argument, path)
+    given = path_of("path", path)
     found = "a directory" if given.is_dir() else "a pipe or a device"
-    check.require(not given.exists() or given.is_file(), argument, "be the path of a file", found)
+    check.require(not given.exists() or given.is_file(), "path", "be the path of a file", found)
     return given
 
 
@@ -67,8 +67,7 @@ def locked(path: Path) -> Iterator[None]:
     patience = time.monotonic() + WAIT
     while (held := _taken(lock)) is None:
         if time.monotonic() > patience:
-            holder = _holder(lock)
-            who = f"process {holder['process']} on {holder['host']}" if holder else "a process"
+            who = _holder(lock)
             raise TimeoutError(f"`{path}` is written by {who}; waited {WAIT:g} s. See {lock}.")
         time.sleep(_PAUSE)
     try:
@@ -94,13 +93,12 @@ def _taken(lock: Path) -> io.FileIO | None:
     return None
 
 
-def _holder(lock: Path) -> dict[str, Any] | None:
-    """Read who has a lock; None if the file is gone, or not written yet."""
-    with suppress(OSError, ValueError):
+def _holder(lock: Path) -> str:
+    """Name the process that has a lock, unless the file is gone, or not written yet."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads(lock.read_bytes())
-        if isinstance(found, dict) and {"process", "host"} <= found.keys():
-            return found
-    return None
+        return f"process {found['process']} on {found['host']}"
+    return "a process"
 
 
 def is_newer(given: object, than: str) -> bool:
@@ -143,9 +141,8 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 def _new_file(path: Path, *, like: Path) -> Any:
     """Open a file that does not exist yet, with the mode of another one, if that exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(
-        path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0), 0o666
-    )
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags, 0o666)
     if hasattr(os, "fchmod") and like.exists():
         os.fchmod(descriptor, stat.S_IMODE(like.stat().st_mode))
     return os.fdopen(descriptor, "wb")

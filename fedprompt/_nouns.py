@@ -1,7 +1,7 @@
 """Checks of entries and payloads that are read as numbers, and of methods."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,8 +68,7 @@ def form(argument: str, payload: Any, *, at_least: int = 1) -> Payload:
 
 def value_of(argument: str, values: Mapping[str, Tensor], name: str, entry: Weighted) -> Tensor:
     """Return the tensor of a name, which has the form of the payload's entry of this name."""
-    if name not in values:
-        raise check.wrong(argument, f"have the name {name!r}", sorted(values))
+    check.require(name in values, argument, f"have the name {name!r}", sorted(values))
     like = entry.value
     check.tensor(f"{argument}[{name!r}]", values[name], like.dtype, like.shape, "the payload")
     return values[name]
@@ -101,12 +100,14 @@ def method(method: Any, *, needs_form: bool = False) -> None:
         check.function("method.form", method.form, DECODES)
 
 
-def cohort(cohort: list[int], server_round: int) -> list[int]:
+def cohort(cohort: Iterable[int], server_round: int) -> list[int]:
     """Return the ids of the clients of a round, each once."""
+    check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
+    drawn = list(cohort)
     with check.located(f"round {server_round}"):
-        for position, client in enumerate(cohort):
+        for position, client in enumerate(drawn):
             check.count(f"cohorts[{server_round}][{position}]", client, at_least=0)
-        clients = [int(client) for client in cohort]
+        clients = [int(client) for client in drawn]
         if doubled := sorted({client for client in clients if clients.count(client) > 1}):
             raise check.wrong("cohorts", "have a client at most once in a round", doubled)
     return clients

@@ -108,8 +108,7 @@ def gradients_are_recorded(function: str) -> None:
 
 def function(argument: str, function: object, rule: str = "be a function") -> None:
     """Require something that can be called."""
-    if not callable(function):
-        raise wrong_type(argument, rule, kind(function))
+    typed(callable(function), argument, rule, function)
 
 
 def flag(argument: str, flag: object) -> None:
@@ -124,8 +123,7 @@ def text(argument: str, text: object) -> None:
 
 def some(argument: str, found: object, rule: str) -> None:
     """Require that something was found."""
-    if not found:
-        raise wrong(argument, rule, "none")
+    require(found, argument, rule, "none")
 
 
 def names(
@@ -166,8 +164,7 @@ def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
 
 def pair(argument: str, things: Any, rule: str) -> None:
     """Require a tuple or a list of two things."""
-    if not isinstance(things, tuple | list) or len(things) != 2:
-        raise wrong_type(argument, rule, kind(things))
+    typed(isinstance(things, tuple | list) and len(things) == 2, argument, rule, things)
 
 
 def iterable(argument: str, things: object, of: str) -> None:
@@ -190,8 +187,7 @@ def count(
     """Require an integer from `at_least` to `at_most`, the number `of` something."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(argument, "be an integer", kind(value))
-    if value < at_least:
-        raise wrong(argument, f"be at least {at_least}", value)
+    require(int(value) >= at_least, argument, f"be at least {at_least}", value)
     if int(value) >= below:
         raise wrong(argument, f"be below 2**{below.bit_length() - 1}", value)
     if at_most is not None and int(value) > at_most:
@@ -266,9 +262,8 @@ def labels(
         return
     dense(argument, labels)
     lowest, highest = (int(bound) for bound in labels.aminmax())
-    if lowest < 0 or highest >= num_classes:
-        got = f"values from {lowest} to {highest}"
-        raise wrong(argument, f"lie in [0, {num_classes})", got)
+    got = f"values from {lowest} to {highest}"
+    require(lowest >= 0 and highest < num_classes, argument, f"lie in [0, {num_classes})", got)
 
 
 def divisor(argument: str, value: object) -> None:

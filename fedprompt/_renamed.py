@@ -69,9 +69,7 @@ def moved(module: str, **places: str) -> Callable[[str], object]:
         places: Names, separated by spaces, by the module that has them now.
     """
     package = module.rpartition(".")[0]
-    homes = {
-        name: f"{package}.{home}" for home, listed in places.items() for name in listed.split()
-    }
+    homes = {name: f"{package}.{home}" for home, names in places.items() for name in names.split()}
 
     def find(name: str) -> object:
         if name not in homes:

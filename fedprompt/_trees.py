@@ -50,9 +50,7 @@ def kinds_of_devices(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU, so that no two of them share memory."""
-    return {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
-    }
+    return {name: part.detach().to("cpu", copy=True).contiguous() for name, part in tensors.items()}
 
 
 def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0) -> Any:

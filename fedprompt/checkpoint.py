@@ -18,8 +18,6 @@ from fedprompt._files import is_newer, locked, parts_of, path_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 from fedprompt.interfaces import Round
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
-
 _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")

@@ -109,7 +109,7 @@ def top_k(*, fraction: float) -> Codec:
     check.number("fraction", fraction, above=0, at_most=1)
     shrink = partial(_to_few, fraction=fraction)
     restore = partial(_from_few, fraction=fraction)
-    return _NameByName(_SPARSE, shrink, restore, remembers=True)
+    return _NameByName(_SPARSE, shrink, restore, needs_changes=True)
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,18 @@ class _NameByName:
     suffixes: tuple[str, ...]
     shrink: Callable[[str, Weighted, Any], tuple[tuple[Tensor | Weighted, ...], Any]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
-    remembers: bool = False
-
-    @property
-    def needs_changes(self) -> bool:
-        """Whether numbers are left out, so that a payload must be a change since the answer."""
-        return self.remembers
+    needs_changes: bool = False
+    """Whether numbers are left out, so that a payload must be a change since the answer."""
 
     def init(self, payload: Payload, /) -> State:
         form = nouns.form("payload", payload)
-        return {name: wide_zeros(entry.value) for name, entry in form.items() if self.remembers}
+        return {name: wide_zeros(entry.value) for name, entry in form.items() if self.needs_changes}
 
     def encode(
         self, payload: Payload, state: State, /
     ) -> tuple[dict[str, Tensor | Weighted], State]:
         nouns.payload(payload)
-        names = set(payload) if self.remembers else set()
+        names = set(payload) if self.needs_changes else set()
         rule = f"come from `init` or the last `encode` of {sorted(payload)}"
         fits = isinstance(state, Mapping) and set(state) == names
         check.require(fits, "state", rule, check.kind(state))
@@ -143,7 +139,7 @@ class _NameByName:
         for name, entry in payload.items():
             parts, rest[name] = self.shrink(name, entry, state.get(name))
             message |= zip(_keys(name, self.suffixes), parts, strict=True)
-        return message, rest if self.remembers else state
+        return message, rest if self.needs_changes else state
 
     def decode(self, message: Message, /, *, like: Payload) -> dict[str, Weighted]:
         parts = _parts(message, like, self.suffixes)

@@ -11,8 +11,6 @@ from fedprompt._float64 import rounded, widened
 from fedprompt.interfaces import Weighted
 from fedprompt.interfaces.nouns import per_row
 
-__all__ = ["class_means", "distillation_loss", "mutual_loss"]
-
 _LOGITS = "be floating-point of shape (batch, classes)"
 
 

@@ -13,8 +13,6 @@ from torch.nn.modules.dropout import _DropoutNd
 import fedprompt._refusals as check
 from fedprompt.interfaces import Weighted
 
-__all__ = ["precompute"]
-
 _PROBES = 16
 """Number of samples that are read twice to detect a random transform."""
 
@@ -91,7 +89,10 @@ def precompute(
     with torch.no_grad():
         for start, view in product(range(0, len(dataset), int(batch_size)), range(views or 1)):
             stop = min(start + int(batch_size), len(dataset))
-            rows = _rows(encode, _images(dataset, range(start, stop), key))
+            rows = encode(_images(dataset, range(start, stop), key))
+            check.instance("encode", rows, Tensor, "return one tensor")
+            rule = f"return a row for each of {stop - start} images"
+            check.require(rows.shape[:1] == (stop - start,), "encode", rule, rows)
             if start == view == 0:
                 features = rows.new_empty((len(dataset), views or 1, *rows.shape[1:]), dtype=dtype)
             rule = f"return rows of one shape, {tuple(features.shape[2:])} at first"
@@ -99,14 +100,6 @@ def precompute(
             check.require(fits, "encode", rule, tuple(rows.shape[1:]))
             features[start : start + len(rows), view] = rows
     return features if views is not None else features.squeeze(1)
-
-
-def _rows(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    rows = encode(images)
-    check.instance("encode", rows, Tensor, "return one tensor")
-    rule = f"return a row for each of {len(images)} images"
-    check.require(rows.ndim != 0 and len(rows) == len(images), "encode", rule, rows)
-    return rows
 
 
 def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Tensor:
@@ -121,27 +114,20 @@ def _images(dataset: _MapStyle | Tensor, indices: range, key: str | None) -> Ten
 
 
 def _image(dataset: _MapStyle, index: int, key: str | None) -> Tensor:
-    sample = dataset[index] if key is None else _entry(dataset[index], index, key)
-    if isinstance(sample, Mapping):
-        raise check.wrong("key", f"be one of {_names(sample)}, for samples that are dicts", None)
+    sample: Any = dataset[index]
+    got = f"{key!r} for a {type(sample).__name__} at {index}"
+    named = isinstance(sample, Mapping)
+    check.require(key is None or named, "key", "be None for samples that are not dicts", got)
+    if named:
+        names = ", ".join(map(repr, sample))
+        rule = f"be one of {names}" + ", for samples that are dicts" * (key is None)
+        check.require(key in sample, "key", rule, repr(key))
+        sample = sample[key]
     image = sample[0] if isinstance(sample, tuple | list) and sample else sample
     if not isinstance(image, Tensor):
         rule = "return image tensors, or tuples that start with one (is `ToTensor` missing?)"
         raise check.wrong_type("dataset", rule, f"a {type(image).__name__} at {index}")
     return image
-
-
-def _entry(sample: Any, index: int, key: str) -> Any:
-    """Return the image of a sample that is a dict."""
-    got = f"{key!r} for a {type(sample).__name__} at {index}"
-    check.require(isinstance(sample, Mapping), "key", "be None for samples that are not dicts", got)
-    if key not in sample:
-        raise check.wrong("key", f"be one of {_names(sample)}", repr(key))
-    return sample[key]
-
-
-def _names(sample: Mapping[str, object]) -> str:
-    return ", ".join(map(repr, sample))
 
 
 def _check_repeatable(dataset: _MapStyle, key: str | None) -> None:

@@ -8,8 +8,6 @@ import torch.nn as nn
 
 import fedprompt._refusals as check
 
-__all__ = ["freeze", "training_only"]
-
 _Model = TypeVar("_Model", bound=nn.Module)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from einops import reduce
-from jaxtyping import Float, Integer, Real
+from jaxtyping import Float, Float64, Integer, Real
 from torch import Tensor
 
 import fedprompt._conversions as convert
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["accuracy_matrix", "group_usage", "partition", "transport_plan"]
 
+_Array = Float64[np.ndarray, "..."]
 _LARGEST_ANNOTATED = 12
 """Largest number of rows or columns of a matrix whose entries are printed into the image."""
 
@@ -92,7 +93,7 @@ def accuracy_matrix(
         ['90', '20', '40', '70']
     """
     _check_axes(axes)
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)").numpy()
+    matrix = convert.accuracies(accuracy).numpy()
     axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="test set of client", ylabel="model of client")
     _whole_ticks(axes.xaxis, axes.yaxis)
@@ -201,25 +202,19 @@ def _class_counts(labels: object, clients: Any) -> "np.ndarray[Any, np.dtype[np.
     check.some("labels", classes.size, "hold at least one label")
     rule = "be a list with the positions of at least one client"
     check.typed(isinstance(clients, list | tuple) and clients, "clients", rule, clients)
-    counts = np.zeros((len(clients), int(classes.max()) + 1), dtype=np.int64)
-    for client, positions in enumerate(clients):
-        place = f"clients[{client}]"
-        of = ", the positions in `labels`"
-        samples = convert.integers(place, positions, below=len(classes), of=of)
-        counts[client] = np.bincount(classes[samples], minlength=counts.shape[1])
-    return counts
+    held = convert.positions(clients, len(classes))
+    size = int(classes.max()) + 1
+    return np.stack([np.bincount(classes[own], minlength=size) for own in held])
 
 
-def _real_array(
-    argument: str, tensor: object, shape: str, ndims: Sequence[int]
-) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _real_array(argument: str, tensor: object, shape: str, ndims: Sequence[int]) -> _Array:
     """Require a finite real tensor of a shape without empty axes, and copy it to numpy."""
     table = convert.table(argument, tensor, shape, ndims=ndims, floating=False)
     check.finite(argument, table)
     return table.numpy()
 
 
-def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _grid(plan: object) -> _Array:
     grid = _real_array("plan", plan, "(patches,) or (rows, columns)", ndims=(1, 2))
     check.require(grid.min() >= 0, "plan", "be at least 0", grid.min())
     if grid.ndim == 2:
@@ -230,7 +225,7 @@ def _grid(plan: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
     return grid.reshape(side, side)
 
 
-def _picture(image: object) -> "np.ndarray[Any, np.dtype[np.float64]]":
+def _picture(image: object) -> _Array:
     """Convert an image to one channel in [0, 1]."""
     shape = "(3, height, width), (1, height, width) or (height, width)"
     picture = _real_array("image", image, shape, ndims=(2, 3))

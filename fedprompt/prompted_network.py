@@ -161,14 +161,8 @@ def make_config(
 ) -> dict[str, Any]:
     """Describe a network with prompts."""
     parsed(model, about["arguments"])
-    return {
-        "format": FORMAT,
-        "fedprompt": version("fedprompt"),
-        "model": model,
-        **describe_parts(parts, class_names),
-        "class_names": list(class_names),
-        **about,
-    }
+    head = {"format": FORMAT, "fedprompt": version("fedprompt"), "model": model}
+    return head | describe_parts(parts, class_names) | {"class_names": [*class_names], **about}
 
 
 def rebuilt(

@@ -10,8 +10,6 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._names import inner_name
 
-__all__ = ["proximal_loss"]
-
 
 def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tensor, ""]:
     r"""Compute half the squared distance of a module's parameters to `values` (FedProx).
@@ -42,27 +40,16 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     References:
         Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020.
     """
-    pairs = _pairs_of(module, values)
-    dtypes = [parameter.dtype for parameter, _ in pairs]
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    device = pairs[0][0].device
-    squares = [
-        (parameter.to(dtype) - value.detach().to(parameter.device, dtype)).square().sum()
-        for parameter, value in pairs
-    ]
-    return 0.5 * torch.stack([square.to(device) for square in squares]).sum()
-
-
-def _pairs_of(module: nn.Module, values: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pair each parameter that `values` names with its value, every parameter once."""
     check.module("module", module)
     check.tensors("values", values, sync=False)
     named = module.named_parameters(remove_duplicate=False)
     parameters = {inner_name(module, name): parameter for name, parameter in named}
     check.known("values", values, parameters, "name parameters of `module`")
-    pairs: dict[int, tuple[Tensor, Tensor]] = {}
+    pairs: dict[Tensor, Tensor] = {}  # every parameter once
     for name, value in values.items():
-        parameter = parameters[name]
-        check.shape(f"values[{name!r}]", value, parameter.shape, "the parameter")
-        pairs.setdefault(id(parameter), (parameter, value))
-    return list(pairs.values())
+        check.shape(f"values[{name!r}]", value, parameters[name].shape, "the parameter")
+        pairs.setdefault(parameters[name], value.detach())
+    wide = any(parameter.dtype == torch.float64 for parameter in pairs)
+    dtype, device = torch.float64 if wide else torch.float32, next(iter(pairs)).device
+    squares = [(p.to(dtype) - v.to(p.device, dtype)).square().sum() for p, v in pairs.items()]
+    return 0.5 * torch.stack([square.to(device) for square in squares]).sum()

@@ -22,8 +22,8 @@ from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.method import check_takes_part, check_wrappers
-from fedprompt.messages.change import delta
 from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
 from fedprompt.wire.gather import is_here, on_all_ranks, rank_of, ranks_of
 
@@ -145,8 +145,7 @@ def moved(
             check_seals(f"client {client}, round {now.server_round}", _UNCHANGED, broken)
         return {client: now.clients[client] for client in leaving}
 
-    server_round, what = max(now.server_round, 0), "the states of guests"
-    trees = on_all_ranks(states, server_round=server_round, group=group, what=what)
+    trees = on_all_ranks(states, max(now.server_round, 0), group=group, what="the states of guests")
     sent = (pair for tree in trees for pair in tree.items())
     arrived = {client: state for client, state in sent if routes[client][1] == rank}
     seals.update((client, Seal(state)) for client, state in arrived.items())
@@ -275,13 +274,14 @@ def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
     """Refuse a method that a codec cannot wrap."""
     rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
     check.require("counted" not in method.wrappers, "method", rule, "a counted one")
-    rule = "not be coded; a codec that leaves numbers out comes first"
-    fits = not needs_changes or "coded" not in method.wrappers
-    check.require(fits, "method", rule, "a coded one")
-    rule = "say whether payloads are changes, because the codec leaves numbers out"
-    fits = not needs_changes or method.server.changes is not None
-    got = "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
-    check.require(fits, "method.server.changes", rule, got)
+    if needs_changes:
+        rule = "not be coded; a codec that leaves numbers out comes first"
+        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+        rule = "say whether payloads are changes, because the codec leaves numbers out"
+        got = (
+            "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
+        )
+        check.require(method.server.changes is not None, "method.server.changes", rule, got)
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -362,9 +362,9 @@ class _Engine(NamedTuple):
         first = start.server_round + 1
 
         def own() -> str:
-            for client in [*start.clients, *(start.stateful or ())]:
-                if not client.isdecimal():
-                    raise check.wrong("start.clients", "have ids of clients as keys", repr(client))
+            ids = [*start.clients, *(start.stateful or ())]
+            strange = [repr(client) for client in ids if not client.isdecimal()]
+            check.nothing(strange, "start.clients", "have ids of clients as keys")
             here = [client for client in start.stateful or () if is_here(int(client), self.group)]
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
@@ -377,7 +377,7 @@ class _Engine(NamedTuple):
             return str(self.share)
 
         found: dict[str, State] = {}
-        shares = on_all_ranks(own, server_round=first, group=self.group, what="the start")
+        shares = on_all_ranks(own, first, group=self.group, what="the start")
         self._check_same("share", shares, first)
         return start._replace(clients=found)
 
@@ -386,16 +386,13 @@ class _Engine(NamedTuple):
 
         def draw() -> list[int] | None:
             refuse_autocast("run_rounds")
-            where = f"before round {server_round}"
             seals = {"its server": self.seals["server"]}
-            check_seals(where, "a `Round` must not be changed", seals)
+            check_seals(f"before round {server_round}", "a `Round` must not be changed", seals)
             for cohort in islice(self.cohorts, 1):
-                check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-                return nouns.cohort(list(cohort), server_round)
+                return nouns.cohort(cohort, server_round)
             return None
 
-        what = "the cohort"
-        drawn = on_all_ranks(draw, server_round=server_round, group=self.group, what=what)
+        drawn = on_all_ranks(draw, server_round, group=self.group, what="the cohort")
         texts = ["no more" if cohort is None else str(cohort) for cohort in drawn]
         self._check_same("cohorts", texts, server_round)
         cohort: list[int] | None = drawn[0]
@@ -418,8 +415,7 @@ class _Engine(NamedTuple):
             check_seals(f"round {now.server_round}", rule, after)
             return {"payloads": payloads, "stateful": [each for each in own if states[each]]}
 
-        what = "the payloads"
-        trees = on_all_ranks(train, server_round=now.server_round, group=self.group, what=what)
+        trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
         stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
@@ -484,7 +480,7 @@ class _Engine(NamedTuple):
             return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
 
         what = "the state of the server"
-        digests = on_all_ranks(digest, server_round=server_round, group=self.group, what=what)
+        digests = on_all_ranks(digest, server_round, group=self.group, what=what)
         self._check_same("server.state", digests, server_round)
         return made[0]
 

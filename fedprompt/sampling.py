@@ -9,8 +9,6 @@ import torch
 
 import fedprompt._refusals as check
 
-__all__ = ["sample_clients", "stream_generator"]
-
 _Client = TypeVar("_Client")
 
 _STATE = np.dtype("<u8, <i4, <i4, <u8, (624,)<u8, V40")

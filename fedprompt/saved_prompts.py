@@ -28,8 +28,6 @@ from fedprompt.prompted_network import (
 from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
-__all__ = ["load_prompts", "save_prompts"]
-
 _COUNT = "num_classes"
 _LAYERS = "layers"
 _LONGEST = 1000
@@ -242,10 +240,8 @@ def _load_file(module: nn.Module, path: Any, trunk: Any, class_names: Sequence[s
     parts = fingerprint(trunk, class_names=class_names)
     classes = parts.pop("classes", None)
     try:
-        # The form bounds the file further.
-        values, header = open_payload(
-            path, expect=Expected(form, parts), max_bytes=2**30 + num_bytes(form)
-        )
+        longest = 2**30 + num_bytes(form)  # the form bounds the file further
+        values, header = open_payload(path, expect=Expected(form, parts), max_bytes=longest)
         if classes is not None and classes != header.fingerprint.get("classes"):
             raise _other_classes(header, len(class_names))
         layers = _layers(module)
@@ -271,6 +267,5 @@ def _other_classes(header: Header, count: int) -> ValueError:
     if "classes" not in header.fingerprint:
         rule = "be left out, because the file has none"
         return check.wrong("class_names", rule, f"{count} names")
-    recorded = header.meta.get(_COUNT, "other")
-    rule = f"be the {recorded} names of the file, in their order"
+    rule = f"be the {header.meta.get(_COUNT, 'other')} names of the file, in their order"
     return check.wrong("class_names", rule, f"{count} names, which differ in spelling or order")

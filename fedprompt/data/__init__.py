@@ -1,12 +1,17 @@
 """Labels of a data set, and its partition over clients: an index array for each client."""
 
-from fedprompt.data.allocation import allocate
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
 from fedprompt.data.saved_shards import load_shards, save_shards
-from fedprompt.data.shares import class_shares, dirichlet_shares, iid_shares, pathological_shares
+from fedprompt.data.shares import (
+    allocate,
+    class_shares,
+    dirichlet_shares,
+    iid_shares,
+    pathological_shares,
+)
 from fedprompt.data.splits import (
     base_new_split,
     few_shot,

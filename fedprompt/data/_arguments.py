@@ -24,15 +24,10 @@ LARGEST_ALPHA = 1e12
 """Largest concentration; numpy overflows near 1e308."""
 
 
-def check_random(argument: str, generator: object) -> None:
-    """Require a source of randomness."""
-    rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
-    check.instance(argument, generator, np.random.Generator | torch.Generator, rule)
-
-
 def numpy_generator(generator: Any) -> np.random.Generator:
     """Return a numpy generator unchanged, or seed one with 256 bits from a torch generator."""
-    check_random("generator", generator)
+    rule = "be a torch.Generator or a numpy Generator, such as np.random.default_rng(0)"
+    check.instance("generator", generator, Generator, rule)
     if isinstance(generator, np.random.Generator):
         return generator
     words = torch.empty(4, dtype=torch.int64, device=generator.device)
@@ -66,8 +61,8 @@ def numbered(
             fits = not isinstance(entry, bool) and isinstance(entry, wanted)
             check.typed(fits, f"{where}[{position}]", rule, entry)
     number = {name: position for position, name in enumerate(sorted(set(entries)))}
-    if unknown := [name for name in own if name not in number]:
-        raise check.wrong(argument, f"be among `{place}`", check.kind(unknown[0]))
+    unknown = [check.kind(name) for name in own if name not in number]
+    check.nothing(unknown, argument, f"be among `{place}`")
     return np.array([number[name] for name in own], dtype=np.int64), len(number)
 
 

@@ -9,6 +9,8 @@ import fedprompt._refusals as check
 from fedprompt.data._arguments import Indices
 
 Counts = Int64[np.ndarray, "holders classes"]
+Shares = Float64[np.ndarray, "clients classes"]
+Sizes = Int64[np.ndarray, " classes"]
 
 TOLERANCE = 1e-6
 """Distance from 1 within which the sum of a column counts as 1, for float32 shares."""
@@ -17,25 +19,19 @@ DRAWS = 1000
 """Number of times that counts are drawn before `min_size` is given up."""
 
 
-def minimum_counts(
-    min_per_class: float, class_sizes: Int64[np.ndarray, " classes"], holders: int
-) -> Int64[np.ndarray, " classes"]:
+def minimum_counts(min_per_class: float, class_sizes: Sizes, holders: int) -> Sizes:
     """Count the samples of each class that each of some holders has at least."""
     check.number("min_per_class", min_per_class, at_least=0)
     of = np.ones_like(class_sizes) if isinstance(min_per_class, int | np.integer) else class_sizes
     # Rounded first, because .29 * 100 is below 29.
     least = np.floor(np.round(min_per_class * of, 6)).astype(np.int64)
     if (short := least * holders > class_sizes).any():
-        rule = (
-            f"be small enough for {holders} clients and {class_sizes[short][0]} samples of a class"
-        )
-        raise check.wrong("min_per_class", rule, min_per_class)
+        there = f"{holders} clients and {class_sizes[short][0]} samples of a class"
+        raise check.wrong("min_per_class", f"be small enough for {there}", min_per_class)
     return least
 
 
-def raised(
-    shares: Float64[np.ndarray, "clients classes"], least: Float64[np.ndarray, "..."] | float
-) -> Float64[np.ndarray, "clients classes"]:
+def raised(shares: Shares, least: Float64[np.ndarray, "..."] | float) -> Shares:
     """Raise shares to the least ones, and scale the others down; columns sum to 1 as before."""
     low = np.zeros(shares.shape, dtype=bool)
     scaled = shares
@@ -51,14 +47,13 @@ def drawn_counts(
     draw: Callable[[], Counts], num_samples: int, num_clients: int, min_size: int | None
 ) -> Counts:
     """Draw counts until each client has `min_size` samples."""
-    check.optional(check.count, "min_size", min_size, at_least=0)
+    least, best = 0 if min_size is None else min_size, 0
     equal = f"an equal part of {num_samples} samples"
-    check.count("min_size", min_size or 0, at_least=0, at_most=num_samples // num_clients, of=equal)
-    best = 0
+    check.count("min_size", least, at_least=0, at_most=num_samples // num_clients, of=equal)
     for _ in range(DRAWS):
         counts = draw()
         smallest = smallest_client(counts, min_size)
-        if smallest >= (min_size or 0):
+        if smallest >= least:
             return counts
         best = max(best, smallest)
     rule = f"be at most {best}, the best minimum in {DRAWS} draws with this `alpha`"
@@ -78,9 +73,7 @@ def smallest_client(counts: Counts, min_size: int | None) -> int:
 
 
 def client_counts(
-    class_sizes: Int64[np.ndarray, " classes"],
-    shares: Float[np.ndarray, "clients classes"],
-    generator: np.random.Generator,
+    class_sizes: Sizes, shares: Float[np.ndarray, "clients classes"], generator: np.random.Generator
 ) -> Counts:
     """Count the samples of each class for each client; the last row counts unassigned samples."""
     total = shares.astype(np.float64).sum(axis=0)
@@ -91,9 +84,7 @@ def client_counts(
 
 
 def round_to_total(
-    quotas: Float64[np.ndarray, "holders classes"],
-    totals: Int64[np.ndarray, " classes"],
-    generator: np.random.Generator,
+    quotas: Float64[np.ndarray, "holders classes"], totals: Sizes, generator: np.random.Generator
 ) -> Counts:
     """Round columns to whole numbers of given totals, by largest remainders, ties at random."""
     counts: Counts = np.floor(quotas).astype(np.int64)
@@ -105,10 +96,10 @@ def round_to_total(
 
 def fill(
     mix: Float64[np.ndarray, " classes"],
-    class_sizes: Int64[np.ndarray, " classes"],
+    class_sizes: Sizes,
     size: int,
     generator: np.random.Generator,
-) -> Int64[np.ndarray, " classes"]:
+) -> Sizes:
     """Count `size` samples in the proportions of `mix`; each pass but the last exhausts a class."""
     taken = np.zeros_like(class_sizes)
     while (missing := size - taken.sum()) > 0:

@@ -305,10 +305,7 @@ class _Reading:
     doubts: list[str]
 
     def __str__(self) -> str:
-        names = {
-            "domain": {row.domain for row in self.rows},
-            "class": {row.label for row in self.rows},
-        }
+        names = {"domain": {r.domain for r in self.rows}, "class": {r.label for r in self.rows}}
         told = [
             f"{_count(len(found), kind)}: {_few(sorted(found))}"
             for kind, found in names.items()
@@ -355,9 +352,8 @@ def _faults(rows: Sequence[Row]) -> Iterator[str]:
     """Say why rows are of no use in any layout."""
     if len({row.label for row in rows}) < 2:
         yield "all images are in one class" if rows else "no image fits"
-    trained, tested = (
-        {row.label for row in rows if (row.split == "train") == side} for side in (True, False)
-    )
+    trained = {row.label for row in rows if row.split == "train"}
+    tested = {row.label for row in rows if row.split != "train"}
     if trained and tested and not trained & tested:
         yield f"no class of the test images, such as `{min(tested)}`, has training images"
 
@@ -395,10 +391,8 @@ def _folder(
     Raises:
         ValueError: If the images are of no use.
     """
-    for fault in _faults(rows):
-        raise check.wrong(
-            "root", "have training images of several classes", f"{file or root}: {fault}"
-        )
+    faults = [f"{file or root}: {fault}" for fault in _faults(rows)]
+    check.nothing(faults, "root", "have training images of several classes")
     titles = titles or {name: name for name in sorted({row.label for row in rows})}
     domains = sorted({row.domain for row in rows})
     label, domain = ({name: n for n, name in enumerate(names)} for names in (titles, domains))

@@ -96,10 +96,9 @@ def _label(dataset: Any, index: int, column: str) -> Any:
     """Read the label of one sample."""
     sample = dataset[index]
     if isinstance(sample, Mapping):
-        if column in sample:
-            return sample[column]
         rule = f"name an entry of a sample, one of {sorted(map(str, sample))}"
-        raise check.wrong("column", rule, repr(column))
+        check.require(column in sample, "column", rule, repr(column))
+        return sample[column]
     if isinstance(sample, tuple | list) and len(sample) > 1:
         return sample[1]
     rule = "return samples (image, label) or dicts"
@@ -109,7 +108,5 @@ def _label(dataset: Any, index: int, column: str) -> Any:
 def _plain(place: str, found: list[Any]) -> Indices:
     """Copy labels into an array; a label may be a tensor or an array without axes."""
     scalar = (Tensor, np.ndarray)
-    plain: list[Any] = [
-        entry.item() if isinstance(entry, scalar) and not entry.ndim else entry for entry in found
-    ]
+    plain = [x.item() if isinstance(x, scalar) and not x.ndim else x for x in found]
     return convert.integers(place, plain)

@@ -67,9 +67,8 @@ def dirichlet_overlapping(
     got = f"{least.sum()} samples of all classes"
     check.require(least.sum() <= size, "min_per_class", f"fit into `size`, {size}", got)
     clients = []
-    for mix in raised(
-        np.stack([*map(generator.dirichlet, drawn)], axis=1), least[:, None] / size
-    ).T:
+    mixes = np.stack([*map(generator.dirichlet, drawn)], axis=1)
+    for mix in raised(mixes, least[:, None] / size).T:
         taken = fill(mix, class_sizes, size, generator)
         clients += deal(array, np.stack((taken, class_sizes - taken)), generator)
     return clients

@@ -7,8 +7,7 @@ import fedprompt._refusals as check
 from fedprompt.data import _arguments, _counts
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, Names, numpy_generator
 from fedprompt.data._counts import Counts, client_counts, raised
-from fedprompt.data.allocation import allocate
-from fedprompt.data.shares import pathological_shares
+from fedprompt.data.shares import allocate, pathological_shares
 
 
 def iid(labels: Labels, num_clients: int, *, generator: Generator) -> list[Indices]:
@@ -111,9 +110,8 @@ def dirichlet(
         shares = np.stack([generator.dirichlet(column) for column in drawn.T], axis=1)
         return client_counts(class_sizes, raised(shares, least), generator)
 
-    return _counts.deal(
-        array, _counts.drawn_counts(draw, len(array), num_clients, min_size), generator
-    )
+    counts = _counts.drawn_counts(draw, len(array), num_clients, min_size)
+    return _counts.deal(array, counts, generator)
 
 
 def _capped_counts(
@@ -268,7 +266,6 @@ def by_domain(
         [array([1]), array([3]), array([0]), array([2])]
     """
     number, num_domains = _arguments.numbered("domains", domains, all_domains)
-    check.optional(_arguments.check_random, "generator", generator)
     domain_samples = _counts.owned(number, num_domains)
     if num_clients is None:
         return domain_samples

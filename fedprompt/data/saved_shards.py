@@ -43,24 +43,16 @@ def save_shards(path: str | PathLike[str], shards: Shards, *, of: Dataset) -> No
         [array([0, 2]), array([1])]
         `of` must be the data set of the file
     """
-    file, (kind, samples, digest) = file_of("path", path), _digest(of)
+    file, about = file_of(path), _digest(of)
     check.instance("shards", shards, Sequence | Mapping, "list the positions of each client")
     clients = shards if isinstance(shards, Mapping) else dict(enumerate(shards))
     check.some("shards", len(clients), "have at least one client")
     for client in clients:
         check.count("key of shards", client, at_least=0)
     ids = list(map(int, clients)) if isinstance(shards, Mapping) else None
-    parts = [_positions(c, own, samples).tolist() for c, own in clients.items()]
-    content = {
-        "format": FORMAT,
-        "of": kind,
-        "samples": samples,
-        "digest": digest,
-        "clients": ids,
-        "shards": parts,
-        "division": _division(ids, parts),
-    }
-    replace_file(file, json.dumps(content).encode())
+    parts = [_positions(c, own, about["samples"]).tolist() for c, own in clients.items()]
+    division = {"clients": ids, "shards": parts, "division": _division(ids, parts)}
+    replace_file(file, json.dumps({"format": FORMAT, **about, **division}).encode())
 
 
 def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | dict[int, Indices]:
@@ -88,12 +80,12 @@ def load_shards(path: str | PathLike[str], *, of: Dataset) -> list[Indices] | di
         ...     load_shards(f"{folder}/shards.json", of=["a.png", "b.png"])
         {7: array([1])}
     """
-    file = file_of("path", path)
+    file = file_of(path)
     try:
         found = json.loads(file.read_bytes())
         given, rule = found["format"], f"be a file of format {FORMAT}"
         check.require(given == FORMAT, "path", rule, given)
-        saved = found["of"], found["samples"], found["digest"]
+        saved = {key: found[key] for key in ("of", "samples", "digest")}
         ids, shards = _parts(found)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"{file} must be a file of `save_shards`: {error}") from error
@@ -127,12 +119,11 @@ def _positions(client: int, positions: Any, samples: int) -> Indices:
     return convert.integers(f"shards[{client}]", positions, below=samples, of=of)
 
 
-def _told(digest: tuple[str, int, str]) -> str:
-    kind, samples, content = digest
-    return f"{samples} {kind} with digest {str(content)[:12]}"
+def _told(about: Mapping[str, Any]) -> str:
+    return f"{about['samples']} {about['of']} with digest {str(about['digest'])[:12]}"
 
 
-def _digest(of: Any) -> tuple[str, int, str]:
+def _digest(of: Any) -> dict[str, Any]:
     """Return the kind, the number and the SHA-256 digest of labels, file names, or both."""
     if isinstance(of, Folder):
         kind, entries = "files of a folder", []
@@ -148,4 +139,5 @@ def _digest(of: Any) -> tuple[str, int, str]:
             entries = [PurePath(fspath(entry)).as_posix() for entry in entries]
     check.some("of", entries, "have at least one sample")
     text = normalize("NFC", json.dumps(entries, ensure_ascii=False))
-    return kind, len(entries), hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    return {"of": kind, "samples": len(entries), "digest": digest}

@@ -1,4 +1,4 @@
-"""Shares of the classes among the clients, as matrices (clients, classes) without a data set.
+"""Shares of the classes among the clients, as matrices (clients, classes), and their samples.
 
 Draw shares once and pass them to :func:`allocate` twice, for the training and the test set. Then
 every client is tested on its own mix of classes.
@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from math import gcd
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float
 
 import fedprompt._conversions as convert
 import fedprompt._refusals as check
 from fedprompt.data import _arguments
 from fedprompt.data._arguments import Alpha, Generator, Indices, Labels, numpy_generator
-from fedprompt.data._counts import raised
-
-_Shares = Float64[np.ndarray, "clients classes"]
+from fedprompt.data._counts import TOLERANCE, Shares, client_counts, deal, raised, smallest_client
 
 
-def iid_shares(num_clients: int, num_classes: int) -> _Shares:
+def iid_shares(num_clients: int, num_classes: int) -> Shares:
     """Give every client the same share of every class.
 
     :func:`allocate` turns these shares into a stratified split. For a plain random split use
@@ -49,7 +47,7 @@ def dirichlet_shares(
     alpha: Alpha,
     min_per_class: float = 0.0,
     generator: Generator,
-) -> _Shares:
+) -> Shares:
     r"""Draw the shares of each class among the clients from a Dirichlet distribution.
 
     .. math:: (s_{1,c}, \dots, s_{M,c}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
@@ -89,7 +87,7 @@ def dirichlet_shares(
 
 def pathological_shares(
     num_clients: int, num_classes: int, *, classes_per_client: int, generator: Generator
-) -> _Shares:
+) -> Shares:
     r"""Give every client a few classes, and every class to the same number of clients.
 
     Each of the K classes has :math:`sM/K` slots, where s is `classes_per_client` and M the number
@@ -147,7 +145,7 @@ def pathological_shares(
 
 def class_shares(
     labels: Labels, clients: Sequence[Indices | Sequence[int]], num_classes: int
-) -> _Shares:
+) -> Shares:
     """Return the share of each class that each client holds.
 
     Pass the shares of a partition of the training set to :func:`~fedprompt.data.allocate`, and the
@@ -171,13 +169,67 @@ def class_shares(
     check.count("num_classes", num_classes)
     array = _arguments.some_labels(labels, num_classes=num_classes)
     check.iterable("clients", clients, "index arrays")
-    of = ", the positions in `labels`"
-    held = [
-        convert.integers(f"clients[{client}]", positions, below=len(array), of=of)
-        for client, positions in enumerate(clients)
-    ]
+    held = convert.positions(clients, len(array))
     check.some("clients", held, "have at least one client")
     if twice := int((np.bincount(np.concatenate(held), minlength=1) > 1).sum()):
         raise check.wrong("clients", "hold each sample at most once", f"{twice} held twice")
     counts = np.stack([np.bincount(array[own], minlength=num_classes) for own in held])
     return counts / np.maximum(np.bincount(array, minlength=num_classes), 1)
+
+
+def allocate(
+    labels: Labels,
+    shares: Float[np.ndarray, "clients classes"],
+    *,
+    min_size: int | None = None,
+    generator: Generator,
+) -> list[Indices]:
+    """Draw the samples of every client, class by class, in proportion to its shares.
+
+    A client with share s of a class with n samples gets n s of them. The largest remainders are
+    rounded up, so that no sample is lost, and ties are broken at random. If the shares of a class
+    sum to less than 1, the rest is not assigned.
+
+    Call the function for the training and the test set with the same shares.
+
+    Args:
+        labels: Classes in [0, classes) of at least one sample.
+        shares: Shares (clients, classes), at least 0. Columns sum to at most 1.
+        min_size: Smallest number of samples of a client. If None, empty clients are an error,
+            because they cannot train. With 0 a client may be empty.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        For each client the positions of its samples in `labels`, ascending, int64.
+
+    Raises:
+        ValueError: If a client gets fewer than `min_size` samples. If `min_size` is None, the text
+            names the empty clients.
+
+    Example:
+        >>> shares = np.array([[0.5, 1.0], [0.25, 0.0]])
+        >>> allocate([0, 0, 0, 0, 1, 1], shares, generator=np.random.default_rng(0))
+        [array([0, 2, 4, 5]), array([1])]
+    """
+    _check_shares(shares)
+    check.optional(check.count, "min_size", min_size, at_least=0)
+    generator = numpy_generator(generator)
+    num_classes = shares.shape[1]
+    array = _arguments.some_labels(labels, num_classes=num_classes)
+    counts = client_counts(np.bincount(array, minlength=num_classes), shares, generator)
+    if (smallest := smallest_client(counts, min_size)) < (min_size or 0):
+        rule = f"be at most {smallest}, the size of the smallest client with these shares"
+        raise check.wrong("min_size", rule, min_size)
+    return deal(array, counts, generator)
+
+
+def _check_shares(shares: Float[np.ndarray, "clients classes"]) -> None:
+    fits = isinstance(shares, np.ndarray) and np.issubdtype(shares.dtype, np.floating)
+    check.typed(fits, "shares", "be a floating-point array of shape (clients, classes)", shares)
+    rule = "have shape (clients, classes) without an empty axis"
+    check.require(shares.ndim == 2 and 0 not in shares.shape, "shares", rule, shares.shape)
+    wrong = list(shares[~(np.isfinite(shares) & (shares >= 0))])
+    check.nothing(wrong, "shares", "be finite and at least 0")
+    total = shares.astype(np.float64).sum(axis=0)
+    got = f"{total.max():g} for class {total.argmax()}"
+    check.require(total.max() <= 1 + TOLERANCE, "shares", "sum to at most 1 in every column", got)

@@ -93,12 +93,8 @@ def leave_one_out(domains: Names) -> dict[Any, tuple[Indices, Indices]]:
     """
     number, count = _arguments.numbered("domains", domains)
     check.count("len(set(domains))", count, at_least=2)
-    names = sorted(set(convert.entries("domains", domains)))
-    sides = [number == which for which in range(count)]
-    return {
-        name: (np.flatnonzero(~side), np.flatnonzero(side))
-        for name, side in zip(names, sides, strict=True)
-    }
+    names = enumerate(sorted(set(convert.entries("domains", domains))))
+    return {name: (np.flatnonzero(number != n), np.flatnonzero(number == n)) for n, name in names}
 
 
 def few_shot(labels: Labels, *, shots: int, generator: Generator) -> Indices:

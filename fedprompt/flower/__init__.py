@@ -9,9 +9,8 @@ from importlib import import_module
 try:
     import_module("flwr.serverapp.strategy")  # the newest module that is used
 except ImportError as error:
-    raise ImportError(
-        "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'"
-    ) from error
+    needed = "`fedprompt.flower` needs flwr 1.41 or later: pip install 'fedprompt[flower]'"
+    raise ImportError(needed) from error
 
 from fedprompt.flower._records import pack, unpack
 from fedprompt.flower._rounds import client_nodes, run_round

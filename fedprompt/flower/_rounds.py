@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
@@ -14,13 +14,12 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.flower._records import STATEFUL, blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
-from fedprompt.messages.ledger import Ledger
+from fedprompt.messages.ledger import Direction, Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
 CLIENT = "client"  # name of the query for the client id, and key of its reply
 Fingerprint = Callable[[int], Mapping[str, str]]
-_Direction = Literal["up", "down"]
 
 
 def unchecked(client: int) -> Mapping[str, str]:
@@ -130,7 +129,7 @@ def run_round(
         State of the server after the round.
     """
     wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
-    clients = nouns.cohort(list(cohort), server_round)
+    clients = nouns.cohort(cohort, server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}
     first = server_round * method.exchanges
     for exchange in range(first, first + method.exchanges):
@@ -206,9 +205,8 @@ class Wire:
             except ValueError as error:
                 now = self._round(exchange)
                 if self.logged.get(node) != now:  # of many replies, one line
-                    LOG.warning(
-                        "round %d: a reply of node %d is left out: %.300s", now, node, error
-                    )
+                    text = "round %d: a reply of node %d is left out: %.300s"
+                    LOG.warning(text, now, node, error)
                 self.logged[node] = now
         sent = sorted(payloads.items())
         return {client: payload for client, payload in sent if payload is not None}
@@ -254,7 +252,7 @@ class Wire:
                 raise check.wrong(f"payload[{name!r}].weight", rule, f"{found:g}")
 
     def _record(
-        self, message: Message, direction: _Direction, client: int, exchange: int, blob: bytes
+        self, message: Message, direction: Direction, client: int, exchange: int, blob: bytes
     ) -> None:
         if self.ledger is not None and message:
             where = {"client": client, "server_round": self._round(exchange)}

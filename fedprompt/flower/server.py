@@ -126,6 +126,5 @@ class ServerStrategy(Strategy):
 
     def _draw(self, server_round: int) -> list[int]:
         for cohort in self._cohorts:
-            check.iterable(f"cohorts[{server_round}]", cohort, "ids of clients")
-            return nouns.cohort(list(cohort), server_round)
+            return nouns.cohort(cohort, server_round)
         raise check.wrong("cohorts", f"have a cohort for round {server_round}", "no more")

@@ -3,8 +3,8 @@
 Every engine runs the same objects: one process, ranks, Flower.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
@@ -196,20 +196,12 @@ class _Missed(Mapping[str, Any]):
     def __init__(self, client: int) -> None:
         self._client = client
 
-    def __getitem__(self, key: str) -> Any:
-        raise self._error()
+    def _refuse(self, *_: object) -> NoReturn:
+        rule = f"have the state of client {self._client}, which the method reads"
+        got = "none. The state is on another rank or node: predict there, or gather the states"
+        raise check.wrong("now.clients", rule, got)
 
-    def __iter__(self) -> Iterator[str]:
-        raise self._error()
-
-    def __len__(self) -> int:
-        raise self._error()
-
-    def _error(self) -> ValueError:
-        return ValueError(
-            f"`now.clients` must have the state of client {self._client}, which the method reads; "
-            "got none. The state is on another rank or node: predict there, or gather the states."
-        )
+    __getitem__ = __iter__ = __len__ = _refuse
 
 
 def check_wrappers(method: Method, client: int | str, state: State) -> None:
@@ -219,24 +211,18 @@ def check_wrappers(method: Method, client: int | str, state: State) -> None:
     while len(inner) == len(CODED) and all(key in inner for key in CODED):
         depth, inner = depth + 1, inner["client"]
     codecs = method.wrappers.count("coded")
-    if depth > codecs or (inner and depth < codecs):
-        raise ValueError(
-            f"`method` must have {depth} codecs, as in the run that made the state of client "
-            f"{client}; got {codecs}."
-        )
+    rule = f"have {depth} codecs, as in the run that made the state of client {client}"
+    check.require(depth == codecs or (depth < codecs and not inner), "method", rule, codecs)
 
 
 def check_takes_part(data: Any, client: int, server_round: int) -> None:
     """Refuse a client that the setting of its data does not name. It may only predict."""
     clients = getattr(getattr(data, "setting", None), "clients", None)
-    if clients is not None and client not in clients:
-        raise ValueError(
-            "`cohorts` must have clients of `setting.clients`, because the others only predict; "
-            f"got client {client} in round {server_round}."
-        )
+    rule = "have clients of `setting.clients`, because the others only predict"
+    got = f"client {client} in round {server_round}"
+    check.require(clients is None or client in clients, "cohorts", rule, got)
 
 
 def _holders(clients: Any) -> frozenset[str]:
-    if not isinstance(clients, Mapping):
-        return frozenset()
-    return frozenset(client for client, state in clients.items() if state)
+    states = clients.items() if isinstance(clients, Mapping) else ()
+    return frozenset(client for client, state in states if state)

@@ -223,13 +223,12 @@ class ClassNames(_Names):
             (('dog', 'cat'), torch.Size([2, 3, 8]))
         """
         numbers = torch.as_tensor(indices)
-        if len(numbers) and (numbers.dtype == torch.bool or numbers.is_floating_point()):
-            raise TypeError(f"`indices` must be integers; got {numbers.dtype}.")
+        whole = numbers.dtype != torch.bool and not numbers.is_floating_point()
+        check.require(whole or not len(numbers), "indices", "be integers", numbers.dtype, TypeError)
         chosen = numbers.tolist()
         wrong = [index for index in chosen if not 0 <= index < len(self.names)]
-        if wrong or not chosen:
-            rule = f"contain at least one number, all in [0, {len(self.names)})"
-            raise IndexError(f"`indices` must {rule}; got {wrong[:5] or 'none'}.")
+        rule = f"contain at least one number, all in [0, {len(self.names)})"
+        check.require(chosen and not wrong, "indices", rule, wrong[:5] or "none", IndexError)
         length = tuple(self.length[index] for index in chosen)
         return self._replace(
             tokens=self.tokens[torch.tensor(chosen, device="cpu"), : max(length)],

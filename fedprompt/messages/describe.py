@@ -8,8 +8,6 @@ import fedprompt._refusals as check
 from fedprompt.interfaces import Message, TextEncoder, Trunk, Weighted
 from fedprompt.messages.payload import num_bytes
 
-__all__ = ["Description", "describe"]
-
 
 class Description(NamedTuple):
     """Numbers of parameters, and bytes of a client in a round; ``print`` shows one line.

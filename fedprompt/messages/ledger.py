@@ -1,18 +1,64 @@
 """Accounting of the bytes that clients and server send."""
 
 import csv
+import hashlib
+import json
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from io import StringIO
 from os import PathLike
-from typing import Any, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import fedprompt._refusals as check
 from fedprompt._files import file_of, locked, path_of, replace_file
+from fedprompt._trees import packed, parsed, unpacked
 from fedprompt.interfaces import Message
-from fedprompt.messages import _entries
-from fedprompt.messages._entries import MARK, Direction, LedgerEntry, Written
 from fedprompt.messages.payload import num_bytes
+
+Direction = Literal["up", "down"]
+
+
+class LedgerEntry(NamedTuple):
+    """Row of a :class:`Ledger`: one message.
+
+    Attributes:
+        server_round: Round (0-based).
+        client: Id of the client.
+        direction: "up" from the client, or "down" to it.
+        num_bytes: Number of bytes, as counted by :func:`num_bytes`.
+        framed: Length of the blob that carried the message; 0 without a blob.
+    """
+
+    server_round: int
+    client: Hashable
+    direction: Direction
+    num_bytes: int
+    framed: int = 0
+
+
+class Written(NamedTuple):
+    """Part of a file that has been written: its path, its length and a digest line by line."""
+
+    path: str | PathLike[str] | None = None
+    num_entries: int = 0
+    num_bytes: int = 0
+    sha256: str = ""
+
+    def followed_by(self, lines: Iterable[bytes]) -> "Written":
+        """Add lines to the part that has been written."""
+        path, count, length, digest = self
+        for line in lines:
+            digest = hashlib.sha256(digest.encode() + line).hexdigest()
+            count += 1
+            length += len(line)
+        return Written(path, count, length, digest)
+
+    def mark(self) -> dict[str, Any]:
+        """Return length and digest, without the path: the state of a ledger with a file."""
+        return {field: getattr(self, field) for field in MARK}
+
+
+MARK = Written._fields[1:]
 
 
 class Ledger:
@@ -74,7 +120,7 @@ class Ledger:
         """
         size = num_bytes(message)
         entry = LedgerEntry(server_round, client, direction, size, framed)
-        _entries.check_entry(entry, "{}")
+        _check_entry(entry, "{}")
         rule = f"be the length of a blob with the {size} bytes of `message`"
         check.require(not framed or (message and framed >= size), "framed", rule, framed)
         if message:
@@ -97,8 +143,8 @@ class Ledger:
             framed: Whether to sum the lengths of blobs.
         """
         check.flag("framed", framed)
-        check.optional(_entries.check_direction, "direction", direction)
-        check.optional(_entries.check_client, "client", client)
+        check.optional(_check_direction, "direction", direction)
+        check.optional(_check_client, "client", client)
         check.optional(check.count, "server_round", server_round, at_least=0)
         return sum(
             entry.framed if framed else entry.num_bytes
@@ -169,9 +215,9 @@ class Ledger:
         """
         check.instance("state", state, Mapping, "be a state of `state_dict`")
         if set(state) == set(MARK):
-            self.entries, self._written = _entries.read_entries(self.path, state)
+            self.entries, self._written = _read_entries(self.path, state)
         else:
-            self.entries = _entries.entries_of(state)
+            self.entries = _entries_of(state)
             self._written = Written(self._written.path)
         self._last = False
 
@@ -181,7 +227,7 @@ class Ledger:
         Args:
             path: Path of the file. An existing file is replaced.
         """
-        file = file_of("path", path)
+        file = file_of(path)
         text = StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(LedgerEntry._fields)
@@ -190,7 +236,7 @@ class Ledger:
 
     def _append(self, path: str | PathLike[str]) -> None:
         """Write the entries that the file lacks, over the remains of an interrupted write."""
-        file = file_of("path", path)
+        file = file_of(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file):
             foreign = self._written.path != path
@@ -202,7 +248,7 @@ class Ledger:
             elif self._last and size != self._written.num_bytes:
                 rule = f"have the {self._written.num_bytes} bytes that this ledger wrote"
                 raise check.wrong("path", rule, f"{size}, so another process writes it")
-            lines = [_entries.line_of(entry) for entry in self.entries[self._written.num_entries :]]
+            lines = [_line_of(entry) for entry in self.entries[self._written.num_entries :]]
             self._last = False  # a write that fails is repeated
             with file.open("ab") as stream:
                 stream.truncate(self._written.num_bytes)
@@ -220,3 +266,81 @@ def _summary(label: object, entries: list[LedgerEntry]) -> tuple[object, ...]:
         for direction in get_args(Direction)
     ]
     return label, len({entry.server_round for entry in entries}), *sums
+
+
+def _line_of(entry: LedgerEntry) -> bytes:
+    """Write an entry as one line of JSON."""
+    return json.dumps(packed(tuple(entry), "entry", {})["tuple"]).encode() + b"\n"
+
+
+def _read_entries(
+    path: str | PathLike[str] | None, state: Mapping[str, Any]
+) -> tuple[list[LedgerEntry], Written]:
+    """Read the part of a file that a state describes."""
+    rule = "contain the entries if `path` is None"
+    check.require(path is not None, "state", rule, "the state of a file")
+    for field in ("num_entries", "num_bytes"):
+        check.count(f"state[{field!r}]", state[field], at_least=0)
+    file = file_of(path)
+    lines = []
+    if file.exists():
+        with file.open("rb") as stream:
+            found = stream.read(min(state["num_bytes"], file.stat().st_size))
+        lines = found.splitlines(keepends=True)
+    written = Written(path).followed_by(lines)
+    rule = f"contain the {state['num_entries']} entries that were saved"
+    got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
+    check.require(written.mark() == dict(state), "path", rule, got)
+    try:
+        return [_entry_of(line) for line in lines], written
+    except (ValueError, TypeError) as error:
+        raise check.wrong("path", "contain entries as a ledger writes them", error) from error
+
+
+def _entry_of(line: bytes) -> LedgerEntry:
+    fields = parsed(line)
+    rule = f"be a list of {len(LedgerEntry._fields)} fields"
+    fits = isinstance(fields, list) and len(fields) == len(LedgerEntry._fields)
+    check.require(fits, "line", rule, check.kind(fields))
+    entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
+    _check_entry(entry, "line.{}")
+    return entry
+
+
+def _entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
+    """Make the entries of a state without a file."""
+    if set(state) != set(LedgerEntry._fields):
+        fields = ", ".join(LedgerEntry._fields)
+        raise check.wrong("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
+    columns = [state[field] for field in LedgerEntry._fields]
+    for field, column in zip(LedgerEntry._fields, columns, strict=True):
+        check.instance(f"state[{field!r}]", column, list, "be a list")
+    sizes = {len(column) for column in columns}
+    got = f"lengths from {min(sizes)} to {max(sizes)}"
+    check.require(len(sizes) == 1, "state", "have lists of equal length", got)
+    entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
+    for position, entry in enumerate(entries):
+        _check_entry(entry, f"state['{{}}'][{position}]")
+    return entries
+
+
+def _check_direction(argument: str, direction: object) -> None:
+    """Require a direction."""
+    if not isinstance(direction, str) or direction not in get_args(Direction):
+        raise check.wrong(argument, "be 'up' or 'down'", check.kind(direction))
+
+
+def _check_entry(entry: LedgerEntry, place: str) -> None:
+    """Require an entry that :meth:`Ledger.record` could have made."""
+    for field in ("server_round", "num_bytes", "framed"):
+        check.count(place.format(field), getattr(entry, field), at_least=0)
+    _check_direction(place.format("direction"), entry.direction)
+    _check_client(place.format("client"), entry.client)
+
+
+def _check_client(argument: str, client: object) -> None:
+    """Require an id that a checkpoint restores: a string, a number, or a tuple of these."""
+    for part in client if type(client) is tuple else (client,):
+        rule = "be a string, a number of Python, or a tuple of these"
+        # NaN is not equal to itself.
+        check.typed(type(part) in (str, int, float, bool) and part == part, argument, rule, client)

@@ -15,7 +15,7 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._names import inner_name
-from fedprompt.interfaces import Message, Weighted
+from fedprompt.interfaces import Message, Payload, Weighted
 from fedprompt.interfaces.nouns import per_row
 
 
@@ -71,9 +71,8 @@ def collect(
     check.number("weight", weight, at_least=0)
     whole = _float32("weight", torch.tensor(weight, dtype=torch.float64))
     values = snapshot(module, only=only, buffers=buffers)
-    values = {
-        name: value for name, value in values.items() if value.is_floating_point() or not buffers
-    }
+    if buffers:
+        values = {name: value for name, value in values.items() if value.is_floating_point()}
     check.require(values, "only", "name floating-point numbers", "integers alone")
     if only is None and not buffers:
         _warn_of_frozen(module, values)
@@ -246,10 +245,50 @@ def load_values(module: nn.Module, message: Message) -> None:
     targets = {inner_name(module, name): target for name, target in tensors.items()}
     check.known("message", message, targets, "name parameters or buffers of `module`")
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
-    _check_ties(targets, new)
+    first: dict[int, str] = {}  # name of a tied parameter
+    for name, value in new.items():
+        other = first.setdefault(id(targets[name]), name)
+        same = other == name or torch.equal(value, new[other])  # NaN differs from itself
+        rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
+        check.require(same, "message", rule, "two that differ")
     for name, value in new.items():
         targets[name].copy_(value)
     _LOADED[module] = {name: mark for name, mark in _marks(module).items() if name not in new}
+
+
+def delta(payload: Payload, values: Mapping[str, Tensor]) -> dict[str, Weighted]:
+    """Subtract the broadcast from a payload: how far a client moved.
+
+    Send the change instead of the value if a codec leaves numbers out
+    (:func:`fedprompt.codecs.top_k`), or if an aggregator shall compare directions. A server adds
+    the mean change with ``descend(partial(torch.optim.SGD, lr=1.0, maximize=True))``.
+
+    Args:
+        payload: Payload of :func:`collect`.
+        values: Broadcast by name, with at least the names of the payload. Each tensor has the shape
+            and dtype of the payload's value.
+
+    Returns:
+        Value minus broadcast by name, with the weights of the payload. Rows of weight 0 become 0.
+
+    Raises:
+        ValueError: If `values` lacks a name, a weight is negative, a number is not finite, or a
+            difference overflows its dtype.
+
+    Example:
+        >>> payload = {"head": Weighted(torch.tensor([3.0, 5.0]), torch.tensor(40.0))}
+        >>> delta(payload, {"head": torch.tensor([1.0, 6.0])})
+        {'head': Weighted(value=tensor([ 2., -1.]), weight=tensor(40.))}
+    """
+    nouns.payload(payload)
+    check.names("values", values)
+    moved = {}
+    for name, entry in payload.items():
+        change = entry.value - nouns.value_of("values", values, name, entry)
+        change = entry._replace(value=change).known
+        check.finite(f"payload[{name!r}] minus values[{name!r}]", change)
+        moved[name] = Weighted(change, entry.weight.clone())
+    return moved
 
 
 def num_bytes(message: Message) -> int:
@@ -306,16 +345,6 @@ def _new_value(name: str, target: Tensor, entry: Tensor | Weighted) -> Tensor:
     weight = entry.weight.to(target.device)
     nouns.entry(argument, Weighted(value, weight))
     return torch.where(per_row(weight > 0, value), value, target)
-
-
-def _check_ties(targets: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    """Require one value for all names of a tied parameter."""
-    first: dict[int, str] = {}
-    for name, value in new.items():
-        other = first.setdefault(id(targets[name]), name)
-        same = other == name or torch.equal(value, new[other])  # NaN differs from itself
-        rule = f"have equal values for {other!r} and {name!r}, which are one parameter"
-        check.require(same, "message", rule, "two that differ")
 
 
 def _matching(names: list[str], only: Iterable[str]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from fedprompt.metrics.accuracy import (
     ClientSpread,
+    NegativeEffect,
     Summary,
     client_spread,
     global_accuracy,
     last_and_best,
     local_accuracy,
+    negative_effect,
     pooled_local_accuracy,
     worst_local_accuracy,
 )
@@ -18,7 +20,6 @@ from fedprompt.metrics.classes import (
     harmonic_mean,
     macro_f1,
 )
-from fedprompt.metrics.losses import NegativeEffect, negative_effect
 
 __all__ = [
     "ClientSpread",

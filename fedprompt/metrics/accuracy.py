@@ -46,6 +46,20 @@ class Summary(NamedTuple):
     best_round: int
 
 
+class NegativeEffect(NamedTuple):
+    """Largest rise of each client's loss over its previous minimum.
+
+    Attributes:
+        clients: ``(clients,)``, float64, the rise of each client, at least 0.
+        average: Unweighted mean over clients.
+        highest: Largest rise of all clients.
+    """
+
+    clients: Float[Tensor, " clients"]
+    average: float
+    highest: float
+
+
 def global_accuracy(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
 ) -> float:
@@ -94,7 +108,7 @@ def client_spread(
         >>> client_spread(torch.tensor([[0.25], [0.75], [0.5]]))
         ClientSpread(lowest=0.25, average=0.5, highest=0.75)
     """
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies(accuracy)
     tests = matrix.shape[1]
     sizes = _sizes(torch.ones(tests) if num_examples is None else num_examples, tests)
     clients = matrix @ sizes / sizes.sum()
@@ -198,8 +212,45 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
     return Summary(sum(figures[-int(last) :]) / int(last), figures[best_round], best_round)
 
 
+def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
+    r"""Measure the largest rise of each client's loss over its previous minimum.
+
+    .. math:: \max_t \big( L_t - \min_{s < t} L_s \big)^+
+
+    FedL2G (Fig. 1) measures in this way how much guidance from the server harms a client. A loss
+    that never increases has the effect 0. For one figure of the whole federation pass the mean
+    loss, ``losses.mean(1, keepdim=True)``. Rises of single clients can cancel in the mean.
+
+    Args:
+        losses: Loss of each client on its data after each round, without the terms that use the
+            server's message (in FedL2G the cross-entropy).
+
+    Returns:
+        Effect on each client, its mean and its maximum.
+
+    Raises:
+        ValueError: If an axis is empty, or a loss is NaN or infinite.
+
+    Example:
+        The loss of the first client rises from 1 to 3. The loss of the second client never rises.
+
+        >>> losses = torch.tensor([[2.0, 4.0], [1.0, 3.0], [3.0, 2.0], [2.0, 1.0]])
+        >>> effect = negative_effect(losses)
+        >>> effect.clients.tolist(), effect.average, effect.highest
+        ([2.0, 0.0], 1.0, 2.0)
+
+    References:
+        Zhang et al., "FedL2G: Learning to Guide Local Training in Heterogeneous Federated
+        Learning", 2024, Fig. 1.
+    """
+    curves = convert.table("losses", losses, "(rounds, clients)")
+    check.finite("losses", curves)
+    clients = (curves - torch.cummin(curves, 0).values).amax(0)
+    return NegativeEffect(clients, clients.mean().item(), clients.max().item())
+
+
 def _diagonal(accuracy: object) -> Float[Tensor, " clients"]:
-    matrix = convert.accuracies("accuracy", accuracy, "(clients, tests)")
+    matrix = convert.accuracies(accuracy)
     clients, tests = matrix.shape
     rule = "have as many rows as test sets, or one row"
     check.require(clients in (1, tests), "accuracy", rule, matrix)

@@ -84,7 +84,10 @@ def class_accuracy(
         check.pair(place, batch, "be a pair (inputs, labels)")
         inputs, labels = batch
         check.labels(f"{place}[1]", labels, num_classes)
-        hit = _hits(predict(inputs), labels.cpu(), num_classes)
+        logits = predict(inputs)
+        check.number_tensor("predict", logits, "return floating-point logits")
+        check.shape("predict(inputs)", logits, (len(labels), num_classes))
+        hit = (logits.argmax(1).cpu() == labels.cpu()) & ~logits.isnan().any(1).cpu()
         correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
         total += labels.cpu().long().bincount(minlength=num_classes)
     return Weighted(correct / total.clamp(min=1), total)
@@ -222,13 +225,6 @@ def attack_success(table: Real[Tensor, "predicted classes"], *, target: int) -> 
     others = torch.arange(len(counts)) != target
     check.some("table", bool(counts[:, others].any()), "count a sample of another class")
     return (counts[target, others].sum() / counts[:, others].sum()).item()
-
-
-def _hits(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return which samples are classified correctly, on the CPU."""
-    check.number_tensor("predict", logits, "return floating-point logits")
-    check.shape("predict(inputs)", logits, (len(labels), num_classes))
-    return ((logits.argmax(1).cpu() == labels) & ~logits.isnan().any(1).cpu()).bool()
 
 
 def _square(table: Any) -> Float[Tensor, "classes classes"]:

@@ -14,7 +14,6 @@ from fedprompt._threads import replacing
 from fedprompt.interfaces import PromptStream
 
 Copies = Mapping[nn.Parameter, nn.Parameter]
-Twins = dict[nn.Module, nn.Module]
 
 
 class _Copies(nn.Module):
@@ -74,7 +73,7 @@ def _parameter_slots(module: nn.Module, copies: Copies) -> dict[str, Tensor]:
     }
 
 
-def twin_of(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
+def twin_of(module: nn.Module, copies: Copies, twins: dict[nn.Module, nn.Module]) -> nn.Module:
     """Return the module with copies of its parameters. A module without any is copied shallowly."""
     if module in twins:
         return twins[module]
@@ -82,7 +81,6 @@ def twin_of(module: nn.Module, copies: Copies, twins: Twins) -> nn.Module:
         twins[module] = _Copies(module, copies)
         return twins[module]
     twin = twins[module] = copy.copy(module)
-    twin._modules = {
-        name: child and twin_of(child, copies, twins) for name, child in module._modules.items()
-    }
+    children = module._modules.items()
+    twin._modules = {name: child and twin_of(child, copies, twins) for name, child in children}
     return twin

@@ -1,15 +1,15 @@
 """Clipping, capped weights and Gaussian noise for the payloads of clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
 from fedprompt.interfaces import Payload, Weighted
-from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, deviation, with_noise
 
 
@@ -176,6 +176,37 @@ def _check_spacing(argument: str, value: Tensor, dtype: torch.dtype, sigma: floa
         rule = f"be at most {bound} for noise of deviation {sigma:.3g} in {dtype}"
         got = f"{largest:.3g}, where numbers are {spacing:.3g} apart"
         raise check.wrong(f"{argument}.value", rule, got)
+
+
+def clip_factors(
+    rows: Sequence[Float[Tensor, "batch _"]], *, max_norm: float
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Compute `scale` and `factor` for which ``row / scale * factor`` has at most norm `max_norm`.
+
+    The entries of one vector are spread over all `rows`. A vector within the bound has
+    ``factor == scale``. Each scale is a power of two near the largest entry of its vector. Division
+    by it is exact, and no square overflows or underflows.
+    """
+    peak = torch.zeros(len(rows[0]), dtype=torch.float64, device=rows[0].device)
+    for row in rows:
+        if row.shape[1]:
+            peak = torch.maximum(peak, row.detach().abs().amax(1).to(peak))
+    scale = _power_of_two(peak)
+    parts = [torch.linalg.vector_norm(scaled_down(row.detach(), scale), dim=1) for row in rows]
+    norm = torch.stack([part.to(peak.device) for part in parts]).norm(dim=0)
+    margin = 1 - 2**-40  # covers the rounding errors of the norm
+    return scale, torch.where(norm > max_norm / scale, max_norm / norm * margin, scale)
+
+
+def scaled_down(row: Float[Tensor, "batch _"], scale: Float[Tensor, " batch"]) -> Tensor:
+    """Divide each vector by its scale, in float64."""
+    return row / scale[:, None]  # the division promotes, so `row` is never copied in float64
+
+
+def _power_of_two(number: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Round down to a power of two by clearing the mantissa. The result is a normal number."""
+    exponent = number.view(torch.int64) & (0x7FF << 52)
+    return exponent.view(torch.float64).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _half_change(entry: Weighted, origin: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import fedprompt._refusals as check
 from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, twin_of
-from fedprompt.privacy._lengths import clip_factors, scaled_down
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
+from fedprompt.privacy.clipping import clip_factors, scaled_down
 
 _LARGEST = 10**10
 """Largest number of examples from which a batch is drawn. One random number is drawn for each."""
@@ -230,10 +230,7 @@ def _copied(model: nn.Module, batch_size: int) -> Copies:
     if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
         rule = "keep samples apart: normalize by running statistics, in eval mode"
         raise check.wrong("model", rule, f"others in {mixing}")
-    return {
-        parameter: nn.Parameter(parameter.detach().expand(batch_size, *parameter.shape))
-        for parameter in trainable
-    }
+    return {p: nn.Parameter(p.detach().expand(batch_size, *p.shape)) for p in trainable}
 
 
 def _sees_the_batch(module: nn.Module) -> bool:

@@ -81,15 +81,10 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
     means = {}
     for name, entry in sorted(like.items()):
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in entry)
-        means[name] = _divided(name, total, weight, entry)
+        check.nonnegative(f"vector as total weights of {name!r}", weight)
+        quotient = Weighted(total / per_row(weight, total), weight)
+        mean = rounded(quotient.known, entry.value)
+        check.finite(f"vector as means of {name!r} in {mean.dtype}", mean)
+        largest = torch.finfo(entry.weight.dtype).max
+        means[name] = Weighted(mean, rounded(weight.clamp(max=largest), entry.weight))
     return {name: means[name] for name in like}
-
-
-def _divided(name: str, total: Tensor, weight: Tensor, like: Weighted) -> Weighted:
-    """Divide the sums of one name by its total weights, in the dtypes of `like`, on its device."""
-    check.nonnegative(f"vector as total weights of {name!r}", weight)
-    quotient = Weighted(total / per_row(weight, total), weight)
-    mean = rounded(quotient.known, like.value)
-    check.finite(f"vector as means of {name!r} in {mean.dtype}", mean)
-    largest = torch.finfo(like.weight.dtype).max
-    return Weighted(mean, rounded(weight.clamp(max=largest), like.weight))

@@ -190,20 +190,15 @@ def check_header(header: Header) -> None:
 
 
 def _metadata(header: Header, digest: str) -> dict[str, str]:
-    metadata = {
-        "format": FORMAT,
-        "server_round": str(header.server_round),
-        "client_id": header.client_id,
-        "sha256": digest,
-    }
+    metadata = {"format": FORMAT, "client_id": header.client_id, "sha256": digest}
+    metadata["server_round"] = str(header.server_round)
     metadata |= {f"fingerprint:{part}": text for part, text in header.fingerprint.items()}
     metadata |= {f"meta:{part}": text for part, text in header.meta.items()}
     return dict(sorted(metadata.items()))
 
 
 def _check_texts(argument: str, texts: object) -> None:
-    parts = chain(*texts.items()) if isinstance(texts, Mapping) else [texts]
-    fits = isinstance(texts, Mapping) and all(isinstance(part, str) for part in parts)
+    fits = isinstance(texts, Mapping) and all(isinstance(x, str) for x in chain(*texts.items()))
     check.typed(fits, argument, "map strings to strings", texts)
 
 

@@ -43,7 +43,7 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    file = file_of("path", path)
+    file = file_of(path)
     if is_newer(given := _format_of(file), FORMAT):
         raise check.wrong("path", f"have no format after {FORMAT!r}, which would be lost", given)
     replace_file(file, encode_payload(message, header=header))
@@ -86,7 +86,7 @@ def open_payload(
         Traceback (most recent call last):
         ValueError: `blob` must start with the length of its header in 8 bytes; got 0 bytes.
     """
-    file = file_of("path", path)
+    file = file_of(path)
     expected = check_expected(expect, max_bytes)
     longest = 8 + longest_header(expected) + sum(slot.num_bytes for slot in expected.values())
     longest = min(longest, max_bytes)

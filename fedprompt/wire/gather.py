@@ -13,8 +13,6 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._trees import from_blob, to_blob
 
-__all__ = ["gather_trees", "is_here", "on_all_ranks", "rank_of", "ranks_of"]
-
 _LONGEST_ERROR = 2000
 """Longest text of an error that is sent to other ranks, in characters."""
 
@@ -116,8 +114,8 @@ def _gathered(tree: Any, error: Exception | None, wait: _Wait) -> list[Any]:
 
 def on_all_ranks(
     work: Callable[[], Any],
-    *,
     server_round: int,
+    *,
     group: "distributed.ProcessGroup | None",
     what: str = "its results",
 ) -> list[Any]:
