@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.axes import Axes
 
-from fedprompt.compare import Problem, tables
+from fedprompt.compare import Problem, own, tables
 from fedprompt.compare.pictures import bars
 from fedprompt.compare.trials import CompareError
 from tasks import TASKS, pages
@@ -141,3 +141,18 @@ def test_a_cost_that_a_seed_lacks_is_left_out():
     header, _ = tables.rows(seeds, TASKS["emoji"], "styles")
     assert "bytes up" in header
     assert "bytes kept" not in header
+
+
+def test_seeds_recommend_a_method_where_clients_have_tests_of_their_own():
+    usual = {"partition": "", "trial": None, "values": {}}
+    figures = {"FedProx": (0.9, 0.8), "Training alone": (0.5, 0.4)}
+    found = [
+        {"row": row, "own": mine, "full": full, "seed": seed, "bytes_up": 8} | usual
+        for row, (mine, full) in figures.items()
+        for seed in range(5)
+    ]
+    fields = dict.fromkeys(Problem.__dataclass_fields__)
+    plain, base = (Problem(**fields | {"compared": names}) for names in (("own",), ("h", "new")))
+    (text,) = own.recommended(plain, found, "")
+    assert text.startswith("**Use** FedProx (+40.0 ± 0.0 points to training alone) for a client's")
+    assert own.recommended(base, found, "") == own.recommended(plain, found[1:], "") == []

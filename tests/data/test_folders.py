@@ -259,6 +259,22 @@ def test_odd_files_are_refused_by_name_or_left_out_and_counted(tmp_path):
         read_folder(tmp_path, layout="class")
 
 
+def test_a_folder_that_cannot_be_listed_is_refused_or_counted(tmp_path, monkeypatch):
+    made = make(tmp_path, "{a,b}/1.png", "b/closed/2.png")
+    listed = Path.iterdir
+
+    def denied(folder):
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    with pytest.raises(ValueError, match=r"b/closed is unreadable \(Permission denied\)\. Corr"):
+        read_folder(made)
+    reason = "unreadable (Permission denied)"
+    assert read_folder(made, skip=True).skipped == {reason: (made / "b" / "closed",)}
+
+
 def test_images_outside_of_a_given_layout_are_refused_or_counted(tmp_path):
     make(tmp_path, "{train,test}/{cat,dog}/1.png", "extra/cat/1.png", "train/1.png")
     with pytest.raises(ValueError, match=r"extra/cat/1\.png is outside of the layout split/class"):
