@@ -2,7 +2,10 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
+
+import pytest
 
 from fedprompt.compare import command
 
@@ -35,3 +38,12 @@ def test_the_command_imports_no_library_of_networks_or_pictures_before_it_needs_
     heavy = {"timm", "torchvision", "open_clip", "transformers", "scipy.stats", "matplotlib"}
     program = f"import sys, fedprompt.compare.command; print({heavy} & sys.modules.keys())"
     assert in_new_process(program) == "set()\n"
+
+
+def test_the_installed_script_runs_the_command_or_says_how(monkeypatch, capsys):
+    for given, status in ((["compare", "--help"], 0), ([], 2), (["other", "--help"], 2)):
+        monkeypatch.setattr(sys, "argv", ["fedprompt", *given])
+        with pytest.raises(SystemExit) as ended:
+            command.command()
+        assert ended.value.code == status
+        assert "fedprompt" in (capsys.readouterr()[bool(status)])

@@ -10,7 +10,8 @@ import fedprompt as fp
 from fedprompt.compare import prompts
 from fedprompt.methods import METHODS, ClipSetting, VitSetting
 from method_runs import RUNS
-from tiny_federations import federation_of
+from refusals import refused
+from tiny_federations import federation_of, vit_federation
 
 CASES = [pair for pair in RUNS if pair[1] != "mixed models" and pair[0] != "zero_shot"]
 
@@ -33,3 +34,19 @@ def test_a_file_makes_the_model_that_was_saved(name, family, tmp_path):
     model = prompts.load(path, name, setting, images, seed=3, client=0 if shared else 1)
     with torch.no_grad():
         assert torch.equal(model(images), trained(images))
+
+
+def predicts_by_a_function(setting):
+    return fp.Method(lambda *_: ({}, {}), fp.averaging_server({}), lambda *_: torch.sign)
+
+
+def load(method="fedprox", inputs=None):
+    made = vit_federation()
+    inputs = made.inputs[:1] if inputs is None else inputs
+    return prompts.load("none.safetensors", method, made, inputs, seed=0)
+
+
+test_wrong_calls_are_refused_by_name = refused(globals())("""
+load(predicts_by_a_function) -> TypeError: `method` must predict with a module, which has a file;
+load(inputs=[1]) -> TypeError: `inputs` must be inputs of the network; got a list of length 1.
+""")
