@@ -350,10 +350,11 @@ CYCLE["again"] = [CYCLE]
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_wrong_calls_are_refused_before_anything_is_written(tmp_path, call, error, message):
-    save = partial(save_checkpoint, directory=tmp_path)
+    folder = tmp_path / "new" / "newer"
+    save = partial(save_checkpoint, directory=folder)
     save(nested(100))
     check_refused(call, error, message, globals() | {"save": save})
-    assert_same(load_checkpoint(tmp_path), nested(100))
+    assert_same(load_checkpoint(folder), nested(100))
 
 
 def test_damage_is_refused(tmp_path):

@@ -40,6 +40,11 @@ def test_each_mistake_fails_its_line_with_a_remedy(make, failed, images):
             assert f"-> {line.remedy}" in str(report)
 
 
+def test_patches_may_leave_out_the_rest_of_an_image():
+    images = torch.randn(3, 3, 17, 19, generator=torch.Generator().manual_seed(0))
+    assert "sizes" not in check_trunk(PlainTrunk(), images).failed
+
+
 def test_every_line_fails_for_some_mistake(images):
     names = {line.name for line in check_trunk(PlainTrunk(), images).lines}
     assert {name for _, lines in WRONG.values() for name in lines} == names

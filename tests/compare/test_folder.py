@@ -8,6 +8,8 @@ import re
 import shlex
 import sys
 from argparse import Namespace
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,6 +155,21 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     (row,) = (row for row in problem.rows("") if row.method == "fedprox")
     trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
+
+
+def test_classes_of_another_folder_may_be_fewer_and_with_a_clip_others(tmp_path):
+    def other(name, words, tower):
+        root = write(tmp_path / name, "{split}/{name}", 2, words)
+        network = SimpleNamespace(tower=tower)
+        return SimpleNamespace(folder=data.read_folder(root), network=network)
+
+    whole = data.read_folder(write(tmp_path / "whole", "{name}", 1, ("five", "four", "one")))
+    few, transferred = ("four", "one"), import_module("fedprompt.compare.folder").transferred
+    for tower, labels, names in ((None, [1, 2], None), ("a tower", [0, 1], few)):
+        _, _, found, told = transferred(other(f"few {names}", few, tower), whole)
+        assert (np.unique(found).tolist(), told and tuple(told)) == (labels, names)
+    with pytest.raises(CompareError, match="have classes of the folder, without a CLIP; got"):
+        transferred(other("others", ("nine", "one"), None), whole)
 
 
 def test_further_tests_with_two_readings_are_read_like_the_folder(vit, tmp_path):

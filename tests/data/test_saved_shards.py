@@ -1,5 +1,6 @@
 """Divisions in files, and data sets that are not those of the file."""
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -93,6 +94,13 @@ def test_a_file_that_was_changed_is_refused(row, tmp_path):
     path.write_text(json.dumps(content | eval(f"dict({change})")))
     with pytest.raises(ValueError, match=re.escape(message)):
         load_shards(path, of=[5, 3])
+
+
+def test_the_digest_of_names_is_that_of_their_list_as_json_in_utf_8(tmp_path):
+    """A file is read by later versions, too."""
+    save_shards(tmp_path / "shards.json", [[0], [1]], of=["é.png", "b.png"])
+    found = json.loads((tmp_path / "shards.json").read_text())["digest"]
+    assert found == hashlib.sha256('["é.png", "b.png"]'.encode()).hexdigest()
 
 
 def test_a_file_without_a_digest_of_its_positions_is_loaded(tmp_path):
