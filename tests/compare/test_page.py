@@ -47,3 +47,14 @@ def test_the_installed_script_runs_the_command_or_says_how(monkeypatch, capsys):
             command.command()
         assert ended.value.code == status
         assert "fedprompt" in (capsys.readouterr()[bool(status)])
+
+
+def test_a_command_that_is_stopped_says_how_it_continues(tmp_path, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "problem_of", stopped)
+    with pytest.raises(SystemExit, match="130"):
+        command.main(["photos", "--vit", "test_vit", "--methods", "fedprox"])
+    assert capsys.readouterr().err == "fedprompt compare: stopped; the same command continues.\n"

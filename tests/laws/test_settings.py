@@ -107,3 +107,11 @@ def test_each_number_has_a_range_with_all_that_a_study_tunes(name, option):
     for wrong in (-1, float("nan"), float("inf"), "x"):
         with pytest.raises((TypeError, ValueError), match=f"^`{option}` must be"):
             entry.make(None, **{option: wrong})
+
+
+def test_parts_of_the_energies_of_fedkd_are_shares():
+    check = range_of("energies")
+    for energy in METHODS["fedkd"].defaults["energies"]:
+        check("energies", energy)
+    with pytest.raises(ValueError, match=r"^`energies` must be at most 1; got 1\.98"):
+        METHODS["fedkd"].make(None, energies=(0.95, 1.98))

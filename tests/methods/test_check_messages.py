@@ -296,7 +296,8 @@ def test_without_a_fork_the_result_says_so(small, monkeypatch):
 @pytest.mark.parametrize("how", ["closure", "argument", "list"])
 def test_labels_in_the_constructor_are_named(how, small):
     labels = small.labels
-    box = [labels]
+    box = [[labels]]
+    box.insert(0, box)  # a circle
 
     def with_labels(setting, labels=None):
         return fedprox(setting)
@@ -305,7 +306,7 @@ def test_labels_in_the_constructor_are_named(how, small):
         return sending(lambda data: labels[0].float())(setting)
 
     def in_list(setting):
-        return sending(lambda data: box[0][0].float())(setting)
+        return sending(lambda data: box[1][0][0].float())(setting)
 
     cheat = {
         "closure": in_closure,
