@@ -7,7 +7,7 @@ import torch
 
 from fedprompt import _convergence, transport_logits
 from fedprompt.selection import select_balanced
-from fedprompt.transport import dykstra, envelope, implicit, newton, sinkhorn
+from fedprompt.transport import dykstra, envelope, exact, implicit, newton, sinkhorn
 from references.transport import marginals, planted_cost
 
 DRAW = torch.Generator().manual_seed(0)
@@ -31,6 +31,11 @@ def relaxed(cost, a, b):
     return coupling._replace(plan=0.7 * coupling.plan, tolerance=None)
 
 
+def half_exact(cost, a, b):
+    coupling = exact(cost, a, b)
+    return coupling._replace(error=coupling.error + 0.5)
+
+
 def overfull(cost, a, b):
     """A plan whose first row has the mass of the second one, too."""
     coupling = newton(cost, a, b)
@@ -43,6 +48,7 @@ def overfull(cost, a, b):
     "call",
     [
         lambda: logits(solver=EARLY),
+        lambda: logits(solver=half_exact),
         lambda: logits(solver=partial(newton, max_iterations=1)),
         lambda: logits(solver=partial(dykstra, max_iterations=5), lean=True),
         lambda: select_balanced(PATCHES[0], TEXT[0], solver=partial(sinkhorn, max_iterations=1)),
