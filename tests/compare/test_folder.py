@@ -149,6 +149,29 @@ def test_own_inputs_are_the_same_problem_in_each_process_and_with_other_clients_
     assert found[0] == found[1] != found[2]
 
 
+def test_public_inputs_are_those_that_are_given_or_training_inputs_of_all_clients():
+    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
+    clients, held_out = (
+        {0: range(0, 40, 2), 1: range(1, 31, 2)},
+        methods.HeldOut(tests, test_labels),
+    )
+    row, used = rows.chosen(["fedprox"], "one model")[0], [*range(31), *range(32, 40, 2)]
+    for given, expected in ({}, images[used]), ({"public": tests[:3]}, tests[:3]):
+        trunk = fp.vit_trunk(samples.vit("S"))
+        setting = methods.VitSetting(trunk=trunk, num_classes=10, rounds=1, **given)
+        problem = compare.problem(images, labels, clients, held_out, setting=setting)
+        trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
+        assert torch.equal(trial.setting.public, expected)
+
+
+def test_a_client_belongs_to_the_domain_with_most_of_its_inputs():
+    mixes = torch.tensor([[5, 0, 1, 1], [0, 1, 1, 2], [3, 3, 4, 1]])  # two domains of two classes
+    trial = SimpleNamespace(domain_names=("art", "photo"), tested=[0, 1, 2], mixes=mixes)
+    assert measure.clients_by_domain(trial) == {"art": [0, 2], "photo": [1]}
+    trial.domain_names = ("",)
+    assert measure.clients_by_domain(trial) == {}
+
+
 def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp_path):
     other = write(tmp_path, "{name}", 1)
     problem = compare.folder(images, vit=vit, size=SIZE, rounds=1, test=other)
