@@ -151,10 +151,8 @@ def test_own_inputs_are_the_same_problem_in_each_process_and_with_other_clients_
 
 def test_public_inputs_are_those_that_are_given_or_training_inputs_of_all_clients():
     images, labels, tests, test_labels = (part[:40] for part in samples.digits())
-    clients, held_out = (
-        {0: range(0, 40, 2), 1: range(1, 31, 2)},
-        methods.HeldOut(tests, test_labels),
-    )
+    clients = {0: torch.arange(0, 40, 2), 1: torch.arange(1, 31, 2)}
+    held_out = methods.HeldOut(tests, test_labels)
     row, used = rows.chosen(["fedprox"], "one model")[0], [*range(31), *range(32, 40, 2)]
     for given, expected in ({}, images[used]), ({"public": tests[:3]}, tests[:3]):
         trunk = fp.vit_trunk(samples.vit("S"))
@@ -164,6 +162,7 @@ def test_public_inputs_are_those_that_are_given_or_training_inputs_of_all_client
         assert torch.equal(trial.setting.public, expected)
 
 
+@pytest.mark.unhooked  # parts of a trial are enough
 def test_a_client_belongs_to_the_domain_with_most_of_its_inputs():
     mixes = torch.tensor([[5, 0, 1, 1], [0, 1, 1, 2], [3, 3, 4, 1]])  # two domains of two classes
     trial = SimpleNamespace(domain_names=("art", "photo"), tested=[0, 1, 2], mixes=mixes)
@@ -180,6 +179,7 @@ def test_all_images_of_another_folder_without_a_split_are_tests(images, vit, tmp
     assert len(trial.further["transfer"].labels) == len(data.read_folder(other)) == 12
 
 
+@pytest.mark.unhooked  # parts of a store are enough
 def test_classes_of_another_folder_may_be_fewer_and_with_a_clip_others(tmp_path):
     def other(name, words, tower):
         root = write(tmp_path / name, "{split}/{name}", 2, words)

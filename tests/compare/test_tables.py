@@ -143,6 +143,7 @@ def test_a_cost_that_a_seed_lacks_is_left_out():
     assert "bytes kept" not in header
 
 
+@pytest.mark.unhooked  # parts of a problem are enough
 def test_seeds_recommend_a_method_where_clients_have_tests_of_their_own():
     usual = {"partition": "", "trial": None, "values": {}}
     figures = {"FedProx": (0.9, 0.8), "Training alone": (0.5, 0.4)}
