@@ -87,9 +87,10 @@ def class_accuracy(
         logits = predict(inputs)
         check.number_tensor("predict", logits, "return floating-point logits")
         check.shape("predict(inputs)", logits, (len(labels), num_classes))
-        hit = (logits.argmax(1).cpu() == labels.cpu()) & ~logits.isnan().any(1).cpu()
-        correct += labels.cpu()[hit].long().bincount(minlength=num_classes)
-        total += labels.cpu().long().bincount(minlength=num_classes)
+        found, labels = logits.argmax(1).cpu(), labels.cpu().long()
+        hit = (found == labels) & ~logits.isnan().any(1).cpu()
+        correct += labels[hit].bincount(minlength=num_classes)
+        total += labels.bincount(minlength=num_classes)
     return Weighted(correct / total.clamp(min=1), total)
 
 

@@ -170,3 +170,23 @@ def test_a_newcomer_with_a_trunk_that_no_client_has_gets_an_answer():
     made = mixed_federation(clients=[1, 3], cohort_size=2)
     predictions, model = last(fedhpl, made), made.new_model(0)
     assert torch.equal(predictions.received(0).head.weight, model.head.weight)
+
+
+class Counted(fp.DeepPrompts):
+    """Prompts with a buffer that each pass changes."""
+
+    def __init__(self, trunk):
+        super().__init__(2, trunk, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self):
+        self.passes += 1
+        return super().forward()
+
+
+def test_buffers_of_a_client_are_there_again_in_a_new_process():
+    made, fresh = mixed_federation(rounds=1), mixed_federation(rounds=1)
+    *_, now = fp.run_rounds(fedhpl(made, prompts=Counted), made.data, [[0]])
+    trained = made.steps + len([*made.data(0, 0).parts()])
+    model = now.model(fedhpl(fresh, prompts=Counted), fresh.data(0, 1))
+    assert model.prompts.passes == trained
