@@ -8,7 +8,7 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt.interfaces import PromptedText, PromptStream
 
-Replacement = tuple[int, Float[Tensor, "*contexts length dim"]]
+Replacement = tuple[int, Float[Tensor, "... _length dim"]]  # streams differ in length
 """First position of the prefix that is replaced, and new tokens, for all contexts or for each."""
 
 
