@@ -232,6 +232,8 @@ def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
     for _ in range(50):
         weight = torch.rand(7, generator=generator, dtype=torch.float64)
         assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])
+    zero = Weighted(torch.tensor([-0.0]), torch.tensor(1.0))
+    assert trimmed_mean([zero], fraction=0.1).value.signbit().all()
 
 
 FOUR_AND_NAN = [payload([1.0])] * 4 + [payload([torch.nan])]
