@@ -75,7 +75,7 @@ without_metadata('sha256') -> have a 'sha256'; got none
 metadata('sha256', 'c0ffee') -> have the SHA-256 c0ffee
 re.sub(b'"[0-9a-f]{64}"', lambda found: found[0].upper(), BLOB) -> have the SHA-256
 BLOB.replace(struct.pack('<f', 4.5), struct.pack('<f', 4.25)) -> have the SHA-256
-metadata('extra:x', 'x') -> have a header as `encode_payload` writes it
+metadata('extra', 'x') -> have a header as `encode_payload` writes it
 metadata('fingerprint:backbone', 'swin') \
 -> come from the same backbone, {'backbone': 'vit'}; got {'backbone': 'swin'}
 without_metadata('fingerprint:classes') \
