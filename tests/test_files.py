@@ -153,11 +153,6 @@ def test_a_file_of_a_newer_format_is_not_replaced(tmp_path):
         with pytest.raises(ValueError, match="which would be lost; got fedprompt"):
             save(tmp_path)
         assert (tmp_path / name).read_bytes() == newer
-        other = newer.replace(b"fedprompt-3", b"fedimages-3").replace(
-            b"fedprompt c", b"fedimages c"
-        )
-        (tmp_path / name).write_bytes(other)
-        save(tmp_path)
 
 
 def test_two_ledgers_of_one_file_do_not_cut_each_other_short(tmp_path):

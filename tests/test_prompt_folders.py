@@ -150,6 +150,13 @@ def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes):
     text = tower(fp.prompted_text(context(), names, class_specific=num_classes is not None))[0]
     expected = fp.cosine_logits(network.encode_image(images), text, scale=0.5)
     assert torch.equal(model(images), expected)
+    path = tmp_path / "pets" / "config.json"
+    config = json.loads(path.read_text())
+    longer = {"context": config["context"] | {"length": 10**7}}
+    for change, rule in (({"class_names": []}, "name the classes of a"), (longer, "be the file")):
+        path.write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=f"must {rule}"):
+            fp.load_prompts(tmp_path / "pets", weights=weights)
 
 
 def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_features(
@@ -233,6 +240,7 @@ context={"dim": 8, "length": 1, "num_classes": None} -> .json` must have prompts
 prompts=[1] -> .json: prompts` must be an object; got a list of length 1
 prompts=PROMPTS | {"layers": "abc"} -> prompts: layers` must list layers, each once; got 'abc'
 prompts=PROMPTS | {"num_prompts": 3000000} -> prompts.safetensors` must be the file that config.json
+prompts=PROMPTS | {"dim": 1} -> hold 'prompts.tokens' in the shape
 prompts=PROMPTS | {"dim": 10**7} -> prompts.safetensors` must be the file that config.json describes
 prompts=PROMPTS | {"layers": [0, 0]} -> prompts: layers` must list layers, each once; got a list
 prompts=PROMPTS | {"layers": [0, "3"]} -> prompts: layers` must list layers, each once; got a list

@@ -4,7 +4,8 @@ from functools import partial
 
 import torch
 
-from fedprompt import Weighted, averaging_server, descend, robust, snapshot
+from fedprompt import Weighted, averaging_server, descend, ema, robust, snapshot
+from fedprompt.aggregation import fedopt
 from refusals import refused
 from same import assert_identical
 
@@ -56,6 +57,15 @@ def test_another_aggregator_takes_the_place_of_the_mean():
 
 
 VALUES = {"a": torch.ones(2)}
+
+
+def test_a_server_receives_changes_if_its_update_descends():
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    updates = [None, ema(decay=0.5), fedopt(sgd), descend(sgd)]
+    received = [averaging_server(VALUES, update).changes for update in updates]
+    assert received == [False, False, False, True]
+
+
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 averaging_server({'a': 3}) -> TypeError: `values['a']` must be a floating-point tensor; got 3 (int)
 averaging_server(VALUES, 3) -> TypeError: `update` must be a server update, such as ema(decay=0.5)

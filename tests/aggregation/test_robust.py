@@ -254,7 +254,7 @@ krum([payload([1.0])] * 2 + [payload([1.0, 2.0])], num_byzantine=0) \
 krum([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], num_byzantine=0) \
 -> ValueError: `payloads[2]['part0'].weight` must be finite and at
 krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must include one with
-multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must be at
+multi_krum([payload([1.0])] * 5, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must
 multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=0) -> ValueError: `num_selected` must be at
 multi_krum(FOUR_AND_NAN, num_byzantine=0, num_selected=5) -> ValueError: `num_selected` must be at
 """)
