@@ -172,8 +172,8 @@ def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_fea
         ("transformers:me/vit", fp.vit_trunk(vit), tmp_path / "vit"),
     ]:
         prompts, images = fp.DeepPrompts(2, trunk), IMAGES[..., :16, :16]
-        fp.save_prompts(prompts, tmp_path / "prompts", trunk=trunk, model=name)
-        model = fp.load_prompts(tmp_path / "prompts", weights=file)
+        fp.save_prompts(prompts, tmp_path / "new" / "prompts", trunk=trunk, model=name)
+        model = fp.load_prompts(tmp_path / "new" / "prompts", weights=file)
         assert torch.equal(model(images), fp.encode_prompted(trunk, images, prompts()).pooled)
 
 
