@@ -80,6 +80,8 @@ def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
     ]
     make(tmp_path / "sides", "train/{a,b}/1.png", "test/{a,c}/1.png")
     assert "classes without training images: c" in str(read_folder(tmp_path / "sides"))
+    letters = make(tmp_path / "letters", "{a,b,c,d,e,f,g,h,i,j,k,l}/1.png", "l/2.png")
+    assert "j 1 and 2 more, from 1 to 2 images" in str(read_folder(letters))
     many = make(tmp_path / "many", "{a,b,c,d,e,f,g,h,i,j,k,l}/{val,train}/{x,y}/1.png")
     make(many, "l/val/x/2.png")
     text = str(read_folder(many))
