@@ -65,6 +65,7 @@ def test_an_error_or_another_round_of_a_rank_is_an_error_here(alone, monkeypatch
 REFUSED = """
 gather_trees(TREE, server_round=-1) -> ValueError: `server_round` must be at least 0; got -1
 gather_trees(TREE, server_round=0, error="no") -> TypeError: `error` must be an exception or None
+gather.on_all_ranks(dict, 0, group=3) -> TypeError: `group` must be a process group or None; got 3
 gather_trees(TREE, server_round=0, group=3) -> TypeError: `group` must be a process group or None
 """
 
