@@ -59,6 +59,7 @@ def another(path, locked=files.locked):
 @writers
 def test_a_second_writer_waits_and_is_told_who_writes(lock, save, tmp_path):
     path = tmp_path if lock == ".lock" else tmp_path / lock[1:-5]
+    (tmp_path / lock).write_text("x" * 999)  # of a killed process
     other, done = another(path)
     who = f"is written by process {other.pid} on {socket.gethostname()}; waited 0.2 s"
     with pytest.raises(TimeoutError, match=who):
@@ -67,6 +68,15 @@ def test_a_second_writer_waits_and_is_told_who_writes(lock, save, tmp_path):
     other.join()
     save(tmp_path)
     assert not (tmp_path / lock).exists()
+
+
+def test_the_writer_of_an_empty_lock_is_not_named(tmp_path):
+    other, done = another(tmp_path)
+    (tmp_path / ".lock").write_text("")
+    with pytest.raises(TimeoutError, match="is written by a process; waited"):
+        saved_checkpoint(tmp_path)
+    done.set()
+    other.join()
 
 
 @writers
@@ -123,6 +133,8 @@ def test_planted_links_and_files_of_the_user_are_left_alone(tmp_path):
 
 def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
     saved_prompts(tmp_path)
+    (tmp_path / "new").touch()
+    assert (tmp_path / "prompts").stat().st_mode == (tmp_path / "new").stat().st_mode
     (tmp_path / "prompts").chmod(0o600)
     saved_prompts(tmp_path)
     assert (tmp_path / "prompts").stat().st_mode & 0o777 == 0o600

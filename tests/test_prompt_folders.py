@@ -143,13 +143,20 @@ def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes):
     tower = fp.TextTower(network, open_clip.get_tokenizer("tiny-clip"))
     context = fp.ContextPrompts(tower.dim, length=3, num_classes=num_classes)
     about = {"trunk": network, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
-    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=20.0, **about)
+    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=0.5, **about)
     model = fp.load_prompts(tmp_path / "pets", weights=weights)
     images = IMAGES[..., :16, :16]
     names = tower.class_names(CLASSES)
     text = tower(fp.prompted_text(context(), names, class_specific=num_classes is not None))[0]
-    expected = fp.cosine_logits(network.encode_image(images), text, scale=20.0)
+    expected = fp.cosine_logits(network.encode_image(images), text, scale=0.5)
     assert torch.equal(model(images), expected)
+    path = tmp_path / "pets" / "config.json"
+    config = json.loads(path.read_text())
+    longer = {"context": config["context"] | {"length": 10**7}}
+    for change, rule in (({"class_names": []}, "name the classes of a"), (longer, "be the file")):
+        path.write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=f"must {rule}"):
+            fp.load_prompts(tmp_path / "pets", weights=weights)
 
 
 def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_features(
@@ -165,8 +172,8 @@ def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_fea
         ("transformers:me/vit", fp.vit_trunk(vit), tmp_path / "vit"),
     ]:
         prompts, images = fp.DeepPrompts(2, trunk), IMAGES[..., :16, :16]
-        fp.save_prompts(prompts, tmp_path / "prompts", trunk=trunk, model=name)
-        model = fp.load_prompts(tmp_path / "prompts", weights=file)
+        fp.save_prompts(prompts, tmp_path / "new" / "prompts", trunk=trunk, model=name)
+        model = fp.load_prompts(tmp_path / "new" / "prompts", weights=file)
         assert torch.equal(model(images), fp.encode_prompted(trunk, images, prompts()).pooled)
 
 
@@ -188,7 +195,7 @@ load_prompts("nowhere") -> ValueError: `folder` must have a file config.json, as
 load_prompts("folder", trunk=clip) -> ValueError: `trunk` must be left out for a folder, which has
 load_prompts(headed, "file", trunk=clip, weights="w") -> ValueError: `weights` must be left out for
 save_prompts(headed, "hub:me/pets", trunk=clip) -> ValueError: `model` must be given for the Hub
-load_prompts(headed) -> TypeError: `path` must be given with `trunk`, for a module; got
+load_prompts(headed, "file") -> TypeError: `path` must be given with `trunk`, for a module; got
 """
 
 
@@ -233,6 +240,11 @@ context={"dim": 8, "length": 1, "num_classes": None} -> .json` must have prompts
 prompts=[1] -> .json: prompts` must be an object; got a list of length 1
 prompts=PROMPTS | {"layers": "abc"} -> prompts: layers` must list layers, each once; got 'abc'
 prompts=PROMPTS | {"num_prompts": 3000000} -> prompts.safetensors` must be the file that config.json
+prompts=PROMPTS | {"dim": 1} -> hold 'prompts.tokens' in the shape
+prompts=PROMPTS | {"dim": 10**7} -> prompts.safetensors` must be the file that config.json describes
+prompts=PROMPTS | {"layers": [0, 0]} -> prompts: layers` must list layers, each once; got a list
+prompts=PROMPTS | {"layers": [0, "3"]} -> prompts: layers` must list layers, each once; got a list
+head=HEAD | {"in_features": 10**7} -> prompts.safetensors` must be the file that config.json describ
 head=HEAD | {"device": "meta"} -> .json: head` must have the keys in_features, out_features, bias;
 head=HEAD | {"out_features": 10**12} -> out_features` must be an integer from 1 to 2**31 - 1
 head={"in_features": 64} -> .json: head` must have the key 'out_features'; got none
@@ -259,6 +271,10 @@ def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
         with pytest.raises(ValueError, match=re.escape(message)) as refused:
             fp.load_prompts(folder, weights=weights)
         assert str(folder) in str(refused.value)
+    path.write_text(json.dumps(config))
+    (folder / "prompts.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"`.*prompts.safetensors` must be .*; got no file"):
+        fp.load_prompts(folder, weights=weights)
 
 
 def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):

@@ -140,6 +140,14 @@ def test_group_prompts_of_many_clients_have_their_layers_in_a_file(tmp_path):
         fp.load_prompts(clients(2), tmp_path / "prompts", trunk=trunk)
 
 
+def test_prompts_are_loaded_into_a_module_with_another_order_of_names(tmp_path):
+    trunk = fp.vit_trunk(tiny_vit())
+    parts = {name: fp.DeepPrompts(2, 12, 3) for name in "ab"}
+    fp.save_prompts(nn.ModuleDict(parts), tmp_path / "prompts", trunk=trunk)
+    backwards = nn.ModuleDict(dict(reversed(parts.items())))
+    fp.load_prompts(backwards, tmp_path / "prompts", trunk=trunk)
+
+
 def test_the_layers_of_a_file_without_them_are_not_compared(tmp_path):
     trunk = fp.vit_trunk(tiny_vit())
     header = Header(fp.fingerprint(trunk))

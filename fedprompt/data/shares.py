@@ -162,7 +162,7 @@ def class_shares(
         A matrix (clients, classes). A class without samples has shares of 0.
 
     Example:
-        >>> class_shares([0, 0, 1, 1], [[0], [1, 2, 3]], 3)
+        >>> class_shares([0, 0, 1], [[0], [1, 2]], 3)
         array([[0.5, 0. , 0. ],
                [0.5, 1. , 0. ]])
     """

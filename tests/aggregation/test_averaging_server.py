@@ -4,7 +4,9 @@ from functools import partial
 
 import torch
 
-from fedprompt import Weighted, averaging_server, descend, robust, snapshot
+from fedprompt import Weighted, averaging_server, descend, ema, robust, snapshot
+from fedprompt.aggregation import fedopt
+from refusals import refused
 from same import assert_identical
 
 
@@ -35,10 +37,11 @@ def test_the_state_contains_that_of_the_update():
 def test_the_first_broadcast_is_a_copy_that_training_the_model_does_not_change():
     model = torch.nn.Linear(1, 1)
     before = snapshot(model)
-    server = averaging_server(model.state_dict())
+    server = averaging_server(dict(model.named_parameters()))
     with torch.no_grad():
         model.weight.add_(1.0)
     assert_identical(server.answer(0, server.state), before)
+    assert not any(value.requires_grad for value in server.state["values"].values())
 
 
 def test_another_aggregator_takes_the_place_of_the_mean():
@@ -51,3 +54,23 @@ def test_another_aggregator_takes_the_place_of_the_mean():
     }
     state = server.step(0, payloads, server.state)
     assert_identical(server.answer(0, state)["head"], torch.tensor(2.0))
+
+
+VALUES = {"a": torch.ones(2)}
+
+
+def test_a_server_receives_changes_if_its_update_descends():
+    sgd = partial(torch.optim.SGD, lr=1.0)
+    updates = [None, ema(decay=0.5), fedopt(sgd), descend(sgd)]
+    received = [averaging_server(VALUES, update).changes for update in updates]
+    assert received == [False, False, False, True]
+
+
+test_wrong_calls_are_refused_by_name = refused(globals())("""
+averaging_server({'a': 3}) -> TypeError: `values['a']` must be a floating-point tensor; got 3 (int)
+averaging_server(VALUES, 3) -> TypeError: `update` must be a server update, such as ema(decay=0.5)
+averaging_server(VALUES, aggregate=3) -> TypeError: `aggregate` must be a function; got 3 (int)
+averaging_server(VALUES).answer(1, {}) -> ValueError: `state` must come from the server or its last
+averaging_server(VALUES).step(0, {}, {}) -> ValueError: `state` must come from the server or its
+averaging_server(VALUES).step(0, [], {}) -> TypeError: `payloads` must map ids of clients to payload
+""")

@@ -43,7 +43,7 @@ MATCHES = [
 def test_names_match_the_full_name_then_the_longest_prefix_then_the_default(order):
     rules = {rule: constant(number) for rule, number in list(RULES.items())[::order]}
     payload = fp.robust.aggregate_by_name(rules, default=constant(9.0))(
-        [{name: known(0.0) for name, _ in MATCHES}]
+        [{}, {name: known(0.0) for name, _ in MATCHES}]  # a client may send no name at all
     )
     assert {name: entry.value.item() for name, entry in payload.items()} == dict(MATCHES)
 

@@ -90,6 +90,7 @@ ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 heterogeneous_means([ONE, ONE], [4]) -> ValueError: `dims` must have one latent dimension for
+heterogeneous_means([ONE], 4) -> TypeError: `dims` must be an iterable of integers; got 4 (int)
 heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent dimension for each
 heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
 heterogeneous_means([ONE], [4], smoothing=-0.5) -> ValueError: `smoothing` must be at least 0

@@ -228,10 +228,15 @@ ONE = Weighted(torch.ones(2, 3), torch.ones(2))
 
 
 def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
+    """The lowest and the highest entry are removed."""
     value = torch.full((7, 4), 0.1, dtype=torch.float64)
+    value[0], value[1] = -9.0, 9.0
     for _ in range(50):
-        weight = torch.rand(7, generator=generator, dtype=torch.float64)
-        assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[0])
+        weight = 0.1 + torch.rand(7, generator=generator, dtype=torch.float64)
+        weight[:2] = 0.05
+        assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[2])
+    zero = Weighted(torch.tensor([-0.0]), torch.tensor(1.0))
+    assert trimmed_mean([zero], fraction=0.1).value.signbit().all()
 
 
 FOUR_AND_NAN = [payload([1.0])] * 4 + [payload([torch.nan])]
@@ -252,7 +257,7 @@ krum([payload([1.0])] * 2 + [payload([1.0, 2.0])], num_byzantine=0) \
 krum([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], num_byzantine=0) \
 -> ValueError: `payloads[2]['part0'].weight` must be finite and at
 krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must include one with
-multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must be at
+multi_krum([payload([1.0])] * 5, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must
 multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=0) -> ValueError: `num_selected` must be at
 multi_krum(FOUR_AND_NAN, num_byzantine=0, num_selected=5) -> ValueError: `num_selected` must be at
 """)

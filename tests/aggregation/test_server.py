@@ -78,6 +78,8 @@ def test_descend_clips_the_gradient_to_the_maximum_norm(max_norm, factor):
     guides = torch.ones(3, 1)
     new, _ = update.step(guides, gradient, update.init(guides))
     assert_near(new, torch.tensor([[1 - 3 * factor], [1 - 4 * factor], [1.0]]))
+    nothing = gradient._replace(value=torch.zeros(3, 1))
+    assert_identical(update.step(guides, nothing, update.init(guides))[0], guides)
 
 
 @pytest.mark.parametrize("max_norm", [5.0, 1e20, 3e38])
@@ -136,9 +138,15 @@ ema(decay=1.1) -> ValueError: `decay` must be at most 1; got 1.1
 ema(decay=torch.nan) -> ValueError: `decay` must be finite; got nan
 descend(torch.optim.SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 stepped(overwrite(), {'keys': known(1.0, -1.0)}) -> ValueError: 'keys': `mean.weight` must be finite
+stepped(overwrite(), {'keys': known(1.0, torch.inf)}) -> ValueError: 'keys': `mean.weight` must be f
 stepped(overwrite(), {'header': known(1.0)}) -> ValueError: `mean` must have no other names than
 stepped(overwrite(), known(1.0)) -> TypeError: `mean` must map names to Weighted; got a Weighted
 stepped(update_by_name({}), known(1.0)) -> TypeError: `mean` must map names to Weighted; got a
+overwrite().step(zeros(1), known(1.0), {'a': 1}) -> ValueError: `state` must come from `init` or the
+overwrite().init({1: zeros(1)}) -> TypeError: `previous` must have strings as names; got 1 (int)
+overwrite().step({1: zeros(1)}, {}, {1: {}}) -> TypeError: `previous` must have strings as names
+overwrite().step({'a': zeros(1).long()}, {'a': known(1.0)}, {'a': {}}) \
+-> TypeError: 'a': `previous` must be a floating-point tensor; got a int64 tensor
 overwrite().step(zeros(1), {'head': known(1.0)}, {}) -> TypeError: `mean` must be a Weighted(value,
 update_by_name({}).init(torch.zeros(1)) -> TypeError: `previous` must map names to tensors; got a
 """)

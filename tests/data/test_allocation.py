@@ -97,7 +97,7 @@ allocate([0, 1], [[1.0, 1.0]], generator=DRAW) -> TypeError: `shares` must be a 
 allocate([0, 1], np.ones(2), generator=DRAW) -> ValueError: `shares` must have shape (clients,
 allocate([0, 1], np.array([[0.5, -0.25]]), generator=DRAW) -> ValueError: `shares` must be finite
 allocate([0, 1], np.array([[0.5, 0.75], [0.5, 0.5]]), generator=DRAW) \
--> ValueError: `shares` must sum to at most 1
+-> ValueError: `shares` must sum to at most 1 in every column; got 1.25 for class 1
 allocate([0, 1], np.eye(2)[:, ::-1] * [[1.0], [0.0]], generator=DRAW) \
 -> ValueError: `min_size` must be 0 to allow empty clients,
 allocate([0, 1], np.full((2, 2), 0.5), generator=DRAW, min_size=-1) \

@@ -80,6 +80,8 @@ def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
     ]
     make(tmp_path / "sides", "train/{a,b}/1.png", "test/{a,c}/1.png")
     assert "classes without training images: c" in str(read_folder(tmp_path / "sides"))
+    letters = make(tmp_path / "letters", "{a,b,c,d,e,f,g,h,i,j,k,l}/1.png", "l/2.png")
+    assert "j 1 and 2 more, from 1 to 2 images" in str(read_folder(letters))
     many = make(tmp_path / "many", "{a,b,c,d,e,f,g,h,i,j,k,l}/{val,train}/{x,y}/1.png")
     make(many, "l/val/x/2.png")
     text = str(read_folder(many))
@@ -144,8 +146,10 @@ def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
         read_folder(tmp_path)
     assert read_folder(tmp_path, layout="csv").labels.tolist() == [1, 0]
     assert read_folder(tmp_path, layout="class").labels.tolist() == [0, 1]
-    (tmp_path / "all.csv").write_text("method,figure\nlocal,0.5\n")  # some other table
-    assert read_folder(tmp_path).layout == "class"
+    # Other tables, and a field that is too long for one.
+    for text in ("method,figure\nlocal,0.5\n", "x" * 200_000):
+        (tmp_path / "all.csv").write_text(text)
+        assert read_folder(tmp_path).layout == "class"
 
 
 def test_of_two_lists_one_must_be_passed(tmp_path):
@@ -205,12 +209,12 @@ read_folder("none") -> FileNotFoundError: `root` must be a folder or a list of i
 read_folder(".", layout="tree") -> ValueError: `layout` must be one of class, split/class
 read_folder(".", skip=1) -> TypeError: `skip` must be True or False; got 1 (int)
 read_folder(make(Path("one"), "a/{1,2}.png")) -> ValueError: `root` must be read in one way; one can
-read_folder("one", layout="class") -> ValueError: `root` must have training images of several
-read_folder(".", layout="csv") -> ValueError: `root` must be or have one list of images
+read_folder("one", layout="class") -> ValueError: images of several classes; got one: all images are
+read_folder(".", layout="csv") -> ValueError: or a CSV with path and label; got ..
 read_folder(listed("path,label\\n1.png,a\\n")) -> ValueError: list.csv, line 2: 1.png is missing
 read_folder(listed("path,label\\none/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table
-read_folder(listed("path,label\\n")) -> ValueError: `root` must have training images of several
+read_folder(listed("path,label\\n")) -> ValueError: of several classes; got list.csv: no image fits
 read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line 2: split must be
@@ -286,8 +290,8 @@ def test_images_outside_of_a_given_layout_are_refused_or_counted(tmp_path):
 
 @pytest.mark.parametrize("out", ["res", "cat/res", "a/b/c", ""])
 def test_results_of_a_comparison_in_a_folder_are_not_its_images(out, tmp_path):
-    before = read_folder(make(tmp_path, "{cat,dog}/{1,2}.png"))
-    make(tmp_path / out, "bars.png", "seeds.csv", "records.jsonl", "table.md")
+    before = read_folder(make(tmp_path, "{cat,dog}/{1,2}.png", "dog/bars.png"))
+    make(tmp_path / out, "bars.png", "seeds.csv")
     after = read_folder(tmp_path)
     assert (after.paths, after.layout) == (before.paths, before.layout)
     assert after.skipped["results of fedprompt compare"] == (tmp_path / out / "bars.png",)

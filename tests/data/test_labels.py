@@ -173,5 +173,8 @@ labels_of(Unread([0, 1])) -> ValueError: `dataset.targets` must have one label f
 labels_of(Unread([-1] * 7, name='labels')) -> ValueError: `dataset.labels` must be at least 0; got
 labels_of(HuggingFace(), column='fine') -> ValueError: `column` must name a column of `dataset`
 labels_of(HuggingFace(), column='fine', read=True) -> ValueError: `column` must name an entry of a
+labels_of(LABELS, column=3) -> TypeError: `column` must be a string; got 3 (int)
+labels_of(LABELS, read=1) -> TypeError: `read` must be True or False; got 1 (int)
+labels_of([(3,)], read=True) -> TypeError: `dataset` must return samples (image, label) or dicts
 labels_of([torch.zeros(2)], read=True) -> TypeError: `dataset` must return samples (image, label)
 """)

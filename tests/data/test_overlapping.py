@@ -51,13 +51,13 @@ def test_every_client_has_the_minimum_of_every_class() -> None:
 
 
 def test_an_exhausted_class_gives_all_samples_and_the_others_fill_the_remainder() -> None:
-    # At alpha 1e10 every client asks for 20 of each of three classes. The last has 6. The missing
-    # 14 come from the others, 7 each.
-    labels = np.repeat([0, 1, 2], [100, 100, 6])
+    # At alpha 1e12 every client asks for 15 of each of four classes. The last have 5 and 1. The
+    # missing 24 come from the others, 12 each.
+    labels = np.repeat([0, 1, 2, 3], [100, 100, 5, 1])
     for client in dirichlet_overlapping(
-        labels, num_clients=5, alpha=1e10, size=60, generator=np.random.default_rng(0)
+        labels, num_clients=5, alpha=1e12, size=60, generator=np.random.default_rng(0)
     ):
-        assert np.bincount(labels[client]).tolist() == [27, 27, 6]
+        assert np.bincount(labels[client]).tolist() == [27, 27, 5, 1]
 
 
 def test_classes_with_a_share_of_0_fill_the_remainder_of_an_exhausted_class() -> None:
@@ -73,6 +73,10 @@ def test_classes_with_a_share_of_0_fill_the_remainder_of_an_exhausted_class() ->
         (6, 8, 2),
         (7, 5, 4),
     }
+
+
+def test_a_minimum_of_all_samples_gives_all_samples() -> None:
+    assert [own.tolist() for own in overlapping(size=4, min_per_class=2)] == [[0, 1, 2, 3]] * 2
 
 
 def overlapping(**changed):

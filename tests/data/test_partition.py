@@ -44,14 +44,14 @@ DISJOINT: dict[str, Callable] = {
     "dirichlet": of(dirichlet, num_clients=5, alpha=0.3),
     "dirichlet, capped": of(dirichlet, num_clients=5, alpha=0.3, capped=True),
     "dirichlet, a minimum": of(dirichlet, num_clients=5, alpha=0.3, min_per_class=1),
+    "dirichlet_sizes": of(dirichlet_sizes, sizes=[90, 20, 90], alpha=0.3),
     "quantity_skew": of(quantity_skew, num_clients=5, alpha=2.0),
     "iid": of(iid, num_clients=7),
     "pathological": of(pathological, num_clients=9, classes_per_client=2),
     "study_quiz_split": of(study_quiz_split, quiz_size=16),
 }
 ALL = DISJOINT | {
-    "dirichlet_overlapping": of(dirichlet_overlapping, num_clients=4, alpha=0.3, size=90),
-    "dirichlet_sizes": of(dirichlet_sizes, sizes=[90, 20, 70], alpha=0.3),
+    "dirichlet_overlapping": of(dirichlet_overlapping, num_clients=4, alpha=0.3, size=90)
 }
 DOMAINS = ("by_domain", "by_domain, two clients each")
 
@@ -203,6 +203,8 @@ def test_the_cap_is_that_of_the_benchmarks() -> None:
     error = np.sqrt((np.var(wanted, 0) + np.var(found[True], 0)) / 50)
     assert (np.abs(np.mean(wanted, 0) - np.mean(found[True], 0)) < 5 * error).all()
     assert (np.mean(found[False], 0) - np.mean(wanted, 0) > 7 * error).all()
+    few = dirichlet([0, 1, 1, 1], 2, alpha=0.1, capped=True, min_size=0, generator=draw)
+    assert sorted(np.concatenate(few)) == [0, 1, 2, 3]  # nobody is at the cap before the first
 
 
 SVHN = (4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659)
@@ -342,12 +344,14 @@ dirichlet([0] * 9 + [1], 2, alpha=1.0, min_per_class=1, generator=DRAW) \
 -> ValueError: `min_per_class` must be small enough for 2 clients and 1 samples of a class; got 1
 dirichlet([0] * 9, 2, alpha=1.0, min_per_class=0.6, generator=DRAW) -> ValueError: `min_per_class`
 dirichlet(LABELS, 2, alpha=[0.1, 0.2], generator=DRAW) -> ValueError: `alpha` must be a number, or
-dirichlet(LABELS, 2, alpha=[[0.1], [-0.2]], generator=DRAW) -> ValueError: `alpha` must be above 0
+dirichlet(LABELS, 2, alpha=[[0.1], [0.0]], generator=DRAW) -> ValueError: `alpha` must be above 0
 dirichlet(LABELS, 2, alpha=[[1.0, 2.0], [1.0]], generator=DRAW) -> ValueError: `alpha` must be a
 dirichlet(LABELS, 2, alpha=np.ones(3, bool), generator=DRAW) -> TypeError: `alpha` must be a number
 dirichlet(LABELS, 2, alpha=1.0, capped=1, generator=DRAW) -> TypeError: `capped` must be True or
 dirichlet_sizes(LABELS, [2**70], alpha=1.0, generator=DRAW) -> ValueError: `sizes` must be at least
-dirichlet_sizes(LABELS, [0, 3], alpha=1.0, generator=DRAW) -> ValueError: `sizes` must be at least
+dirichlet_sizes(LABELS, [0, 3], alpha=1.0, generator=DRAW) -> ValueError: got a minimum of 0, a sum
+dirichlet_sizes(LABELS, [], alpha=1.0, generator=DRAW) -> ValueError: `sizes` must have the size of
+dirichlet(LABELS, 2, alpha=1.0, min_per_class=-1, generator=DRAW) -> ValueError: `min_per_class` mus
 by_domain([1, True], all_domains=[1, 2]) -> TypeError: `domains[1]` must be a string or an integer
 by_domain(['art', 3]) -> TypeError: `domains[1]` must be a string or an integer, like all entries
 by_domain('art') -> TypeError: `domains` must be an array, a tensor or a sequence; got 'art'

@@ -106,6 +106,8 @@ class_shares([0, 1], [[0]], 1) -> ValueError: `labels` must lie in [0, 1); got
 dirichlet(generator=0) -> TypeError: `generator` must be a torch.Generator or a numpy Generator
 pathological(classes_per_client=2) -> ValueError: `classes_per_client` must be a multiple of 5
 pathological(classes_per_client=0) -> ValueError: `classes_per_client` must be at least 1; got 0
+pathological(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
+class_shares([0], [[0]], 0) -> ValueError: `num_classes` must be at least 1; got 0
 pathological(num_clients=-1) -> ValueError: `num_clients` must be at least 1; got -1
 iid_shares(2, 0) -> ValueError: `num_classes` must be at least 1; got 0
 iid_shares(0, 3) -> ValueError: `num_clients` must be at least 1; got 0

@@ -92,6 +92,7 @@ few_shot(labels=[0, 1], shots=0, generator=DRAW) -> ValueError: `shots` must be 
 few_shot(labels=[], shots=1, generator=DRAW) -> ValueError: `labels` must hold at least one label;
 few_shot(labels=[0, 1], shots=1, generator=0) -> TypeError: `generator` must be a torch.Generator
 group_split(['ann'] * 3, share=0.5, generator=DRAW) -> ValueError: `len(set(groups))` must be at
+group_split(['ann', 'bob'], share=1.1, generator=DRAW) -> ValueError: `share` must be at most 1; got
 group_split(['ann', 'bob'], share=0.0, generator=DRAW) -> ValueError: `share` must be above 0; got
 base_new_split(1) -> ValueError: `num_classes` must be at least 2; got 1
 """)

@@ -106,6 +106,13 @@ def test_a_truncated_residual_has_the_error_of_the_singular_values_left_out(rank
 ONE = torch.tensor(1.0)
 B, A = Weighted(torch.ones(3, 2), ONE), Weighted(torch.ones(2, 4), ONE)
 SENT = [{"B": B, "A": A}]
+
+
+def test_a_product_with_an_unknown_row_of_a_does_not_count():
+    half = {"B": B, "A": Weighted(A.value, torch.tensor([1.0, 0.0]))}
+    assert_same(low_rank_mean([half], PAIRS)["W"], Weighted(torch.zeros(3, 4), 0 * ONE))
+
+
 WIDE = B._replace(weight=torch.ones(3, 2))
 FAR = [
     {"B": Weighted(s * B.value.half(), ONE), "A": Weighted(s * 4e4 * A.value, ONE)} for s in (1, -1)

@@ -173,7 +173,8 @@ def dtype_and_shape_are_kept(update: ServerUpdate, problem: Problem) -> None:
 
 def results_carry_no_graph(update: ServerUpdate, problem: Problem) -> None:
     previous = problem.previous.clone().requires_grad_()
-    for new, _ in trajectory(update, previous, problem.means, update.init(previous)):
+    means = [mean._replace(value=mean.value.clone().requires_grad_()) for mean in problem.means]
+    for new, _ in trajectory(update, previous, means, update.init(previous)):
         assert not new.requires_grad
     assert previous.grad is None
 
@@ -265,6 +266,13 @@ def test_laws_hold_in_bfloat16(label, generator):
             UPDATES[label],
             problem(generator, rounds=3, rows=(3,), event=(2,), absent=0.3, dtype=torch.bfloat16),
         )
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("label", UPDATES)
+def test_a_state_that_is_not_a_mapping_is_refused_by_name(label):
+    with pytest.raises((TypeError, ValueError), match=r"`state` must (come from `init`|map names)"):
+        UPDATES[label].step(TYPICAL.previous, TYPICAL.means[0], None)
 
 
 @examples(6)

@@ -36,6 +36,10 @@ delta(ONE, [torch.ones(2)]) -> TypeError: `values` must map names to tensors; go
 delta(ONE, {'head': torch.ones(3)}) -> ValueError: `values['head']` must have the shape of the
 delta(ONE, {'head': torch.ones(2).double()}) -> TypeError: `values['head']` must be a tensor of
 delta(ONE, {'head': torch.ones(2).to_sparse()}) -> TypeError: `values['head']` must be a dense
+part([ONE], 'head') -> TypeError: `message` must map names to tensors or Weighted; got a list
+part(ONE, 3) -> TypeError: `name` must be a string; got 3 (int)
+named(3, ONE) -> TypeError: `name` must be a string; got 3 (int)
+named('head', {3: ONES}) -> TypeError: `entries` must have strings as names; got 3 (int)
 delta(ONE['head'], BROADCAST) -> TypeError: `payload` must map names to Weighted
 delta({'head': Weighted(3e38 * ONES, torch.tensor(1.0))}, {'head': -3e38 * ONES}) \
 -> ValueError: `payload['head'] minus values['head']` must be finite; got 2 entries of 2

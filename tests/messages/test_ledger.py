@@ -245,9 +245,10 @@ def test_a_file_of_another_run_is_kept(tmp_path):
 CRAFTED = rb"""[1]
 [
 {"evil": 1}
-[0, {"evil": 1}, "up", "a", 4, 0]
-[0, 0, "upp", "a", 4, 0]
-[0, 0, "up", "a", "4", 0]""".splitlines()
+[0, 0, "up", 4]
+[0, {"evil": 1}, "up", 4, 0]
+[0, 0, "upp", 4, 0]
+[0, 0, "up", "4", 0]""".splitlines()
 
 
 @pytest.mark.parametrize("line", [*CRAFTED, b"[" * 10_000])

@@ -74,6 +74,9 @@ def test_either_name_of_a_tied_parameter_loads_both():
         load_values(model, {name: value})
         assert_identical(model.encode.weight.detach(), value)
         assert_identical(model.decode.weight.detach(), value)
+    model.twin = model.norm
+    load_values(model, {"twin.running_mean": torch.ones(2)})
+    assert_identical(model.norm.running_mean, torch.ones(2))
 
 
 def test_different_values_for_a_tied_parameter_are_refused():

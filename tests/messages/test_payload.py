@@ -26,7 +26,7 @@ def test_a_frozen_backbone_that_is_sent_causes_a_warning_with_its_bytes():
     # Warnings are errors in tests, so none of these warns.
     collect(model, weight=1, only=["backbone", "head"])
     collect(backbone, weight=1)
-    model["head"] = nn.Linear(8, 2)  # more bytes than the backbone
+    model["head"] = nn.Linear(7, 2)  # as many bytes as the backbone
     collect(model, weight=1)
 
 
@@ -47,17 +47,19 @@ def test_weights_are_float32_and_values_keep_their_dtype():
 
 def test_copies_are_detached_from_the_module_in_both_directions():
     model = Model()
-    counts = torch.tensor([1.0, 0.0, 2.0])
+    counts = torch.tensor([1.0, 0.0, 2.0], requires_grad=True)
     payload, broadcast = collect(model, weight=2, rows={"keys": counts}), snapshot(model)
+    assert len({entry.weight.data_ptr() for entry in payload.values()}) == len(payload)
     before = tensors_of(model)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    counts.add_(1)
+        counts.add_(1)
     for name in NAMES:
         assert_identical(payload[name].value, before[name])
         assert_identical(broadcast[name], before[name])
         assert not payload[name].value.requires_grad
+        assert not payload[name].weight.requires_grad
     assert payload["keys"].weight.tolist() == [1.0, 0.0, 2.0]
     before = tensors_of(model)
     for entry in payload.values():
@@ -129,6 +131,7 @@ snapshot(Model(), only=['hea']) -> ValueError: `only` must each match a name or 
 collect(Model(), weight=1, only=[]) -> ValueError: `only` must each match a name or a dotted prefix
 snapshot(Model(), only=[3]) -> TypeError: `only[0]` must be a string; got 3
 snapshot(Model(), only='keys') -> TypeError: `only` must be an iterable of names or prefixes, such
+snapshot(Model(), buffers=1) -> TypeError: `buffers` must be True or False; got 1 (int)
 snapshot(nn.ReLU()) -> ValueError: `module` must have parameters; got ReLU
 collect(nn.BatchNorm1d(2), weight=1, buffers=True, only=['num_batches_tracked']) \
 -> ValueError: `only` must name floating-point numbers; got integers alone

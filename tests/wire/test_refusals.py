@@ -200,6 +200,8 @@ decode(BLOB, {}, max_bytes=0) -> ValueError: `max_bytes` must be at least 1; got
 decode(BLOB, MESSAGE, max_bytes=1e6) -> TypeError: `max_bytes` must be an integer; got 1000000.0
 decode(BLOB, MESSAGE, parts={'a': 1}) -> TypeError: `expect.fingerprint` must map strings to strings
 decode_payload(BLOB, expect=MESSAGE, max_bytes=2000) -> TypeError: `expect` must be Expected(message
+decode_payload(BLOB, expect=Expected({'a': torch.eye(2).to_sparse()}), max_bytes=2000) \
+-> TypeError: `expect.message['a']` must be a dense tensor; got
 decode_payload(BLOB, expect=Expected([1]), max_bytes=2000) -> TypeError: `expect.message` must map
 received(BLOB, server_round='') -> TypeError: `expect.server_round` must be an integer; got '' (str)
 received(BLOB, server_round=-1) -> ValueError: `expect.server_round` must be at least 0; got -1
