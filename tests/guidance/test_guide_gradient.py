@@ -142,6 +142,23 @@ def test_a_loss_that_ignores_the_guides_gives_them_no_gradient():
     assert not entry.value.any()
 
 
+class Outside(nn.Module):
+    """Model with logits from a tensor that is not one of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.outside = mlp(), (torch.ones(CLASSES).double().requires_grad_(),)
+
+    def forward(self, images):
+        return self.body(images), self.outside[0].expand(len(images), -1)
+
+
+def test_guides_have_no_gradient_if_no_parameter_affects_the_quiz():
+    entry = guide_gradient(Outside(), draw_guides(WIDTH), STUDY, QUIZ, learning_rate=0.1)
+    assert not entry.value.any()
+    assert entry.weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_float32_and_autocast_are_near_float64(dtype):
     model, guides = Guided(vit(), features=False), draw_guides(CLASSES)
