@@ -33,10 +33,10 @@ def with_an_unused_parameter():
     return model
 
 
-def with_a_broken_weight():
-    model = Guided(mlp(), features=False)
-    with torch.no_grad():
-        model.head.bias[0] = torch.inf
+def with_an_infinite_slope():
+    """Only the first entry of one parameter has it."""
+    model = Answer(lambda guided, logits: (guided + model.zero.sqrt().sum(), logits))
+    model.zero = nn.Parameter(torch.tensor([0.0, 1.0], dtype=torch.float64))
     return model
 
 
@@ -112,7 +112,7 @@ run(model=Answer(lambda guided, logits: (guided[:-1], logits))) -> ValueError: c
 run(model=Answer(lambda guided, logits: (guided.detach(), logits))) -> ValueError: compute its
 run(model=with_an_unused_parameter()) -> ValueError: or freeze it; got no gradient for
 run(model=Guided(mlp(), features=False).requires_grad_(False)) -> ValueError: `model` must have a
-run(model=with_a_broken_weight()) -> ValueError: `study` must give finite gradients; got NaN or
+run(model=with_an_infinite_slope()) -> ValueError: finite gradients; got NaN or infinity for ['zero'
 run(quiz=(QUIZ[0][0] * nan, QUIZ[0][1])) -> ValueError: `quiz` must give finite gradients
 run(loss=lambda guided, rows: (guided - rows).square()) -> ValueError: `loss` must return a scalar,
 run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice differentiable

@@ -78,7 +78,14 @@ def clipped(parameters, gradients, *, learning_rate):
     }
 
 
-@pytest.mark.parametrize("update", [decay_and_momentum, clipped])
+def of_later_layers(parameters, gradients, *, learning_rate):
+    return {
+        name: value if name.startswith("body.0") else value - learning_rate * gradients[name]
+        for name, value in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("update", [decay_and_momentum, clipped, of_later_layers])
 @pytest.mark.parametrize("features", [False, True])
 def test_gradient_through_every_differentiable_step(update, features):
     model, guides = Guided(cnn(), features=features), draw_guides(WIDTH if features else CLASSES)
