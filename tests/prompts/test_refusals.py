@@ -158,6 +158,7 @@ mean_patch_tokens(TRUNK, IMAGES[:0]) -> ValueError: `images` must contain at lea
 started(torch.nn.Linear(2, 2)) -> TypeError: `prompts` must be LayeredPrompts or Group
 started(noise=-0.1) -> ValueError: `noise` must be at least 0; got -0.1.
 started(noise=1e308) -> ValueError: `noise` must keep tokens finite in torch.float32; got
+started(means=Weighted(full((3, 12), 3.4e38), tensor(1.0)), noise=3e38) -> ValueError: keep tokens
 started(noise='0.1') -> TypeError: `noise` must be a number; got '0.1' (str).
 started(means=zeros(3, 12)) -> TypeError: `means` must be a Weighted(value, weight);
 started(means=Weighted(zeros(2, 12), tensor(1.0))) -> ValueError: `means` must

@@ -213,6 +213,7 @@ class Recorder:
 
     def __call__(self, query, keys, *, usage=None):
         self.seen.append(usage.tolist())
+        assert not keys.requires_grad
         return select_nearest(query, keys)
 
 
