@@ -58,6 +58,11 @@ sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
 iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names
 number_tensor('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
 number_tensor('it', PLAIN * torch.nan, read=True) -> ValueError: `it` must be finite
+labels('it', PLAIN.long().to_sparse(), 2) -> TypeError: `it` must be a dense tensor; got one with
+labels('it', PLAIN.long().to('meta'), 2) -> TypeError: `it` must be a dense tensor with numbers
+images(torch.ones(1, 3, 2, 2).to_sparse()) -> TypeError: `images` must be a dense tensor; got one
+tensor('it', PLAIN.to_sparse(), torch.float32, (2,)) -> TypeError: `it` must be a dense tensor
+finite('it', (PLAIN * torch.nan).to(torch.float8_e5m2)) -> ValueError: `it` must be finite; got 2
 finite('it', PLAIN.to('meta')) -> TypeError: `it` must be a dense tensor with numbers
 stream('it', PromptStream(LAYERS), 3) -> ValueError: must have shape (prompts, 3) or
 """

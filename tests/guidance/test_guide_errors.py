@@ -33,10 +33,10 @@ def with_an_unused_parameter():
     return model
 
 
-def with_a_broken_weight():
-    model = Guided(mlp(), features=False)
-    with torch.no_grad():
-        model.head.bias[0] = torch.inf
+def with_an_infinite_slope():
+    """Only the first entry of one parameter has it."""
+    model = Answer(lambda guided, logits: (guided + model.zero.sqrt().sum(), logits))
+    model.zero = nn.Parameter(torch.tensor([0.0, 1.0], dtype=torch.float64))
     return model
 
 
@@ -62,7 +62,29 @@ def test_inference_mode_is_refused():
         run()
 
 
+AT = {"x": torch.ones(2)}
+
+
+def scaled(parameters, then):
+    return then(parameters["x"][None])
+
+
 test_wrong_calls_are_refused_by_name = refused(globals())("""
+guidance.forward_mode(3, AT, AT) -> TypeError: `evaluate` must be a function; got 3
+guidance.forward_mode(scaled, 3, AT) -> TypeError: `parameters` must map names to tensors; got 3
+guidance.forward_mode(scaled, AT, 3) -> TypeError: `direction` must map names to tensors; got 3
+guidance.forward_mode(scaled, AT, {'y': ones(2)}) -> ValueError: `direction` must have the names of
+guidance.double_backward(scaled, AT, {'x': ones(3)}) -> ValueError: `direction['x']` must have the
+guidance.central_difference(scaled, AT, {'x': ones(2).double()}) -> TypeError: a tensor of torch.fl
+good_loss(loss=3) -> TypeError: `loss` must be a function; got 3
+good_loss(logits=zeros(2, 4).long()) -> TypeError: `logits` must be a floating-point tensor
+good_loss(guided=zeros(2, 3).long()) -> TypeError: `guided` must be a floating-point tensor
+good_loss(guides=full((4, 3), nan)) -> ValueError: `guides` must be finite; got 12
+run(loss=3) -> TypeError: `loss` must be a function; got 3
+run(method=3) -> TypeError: `method` must be a function; got 3
+run(update=3) -> TypeError: `update` must be a function; got 3
+run(method=lambda *_: None) -> TypeError: `method` must return a tensor; got None
+run(study=(IMAGES.to_sparse(), STUDY[0][1])) -> TypeError: `study` must be a dense tensor; got one
 good_loss(labels=tensor([0, 4])) -> ValueError: `labels` must lie in [0, 4); got values from
 good_loss(labels=zeros(2)) -> TypeError: `labels` must be integers of shape (batch,)
 good_loss(labels=tensor([0])) -> ValueError: `logits` must have the shape of labels by
@@ -90,7 +112,7 @@ run(model=Answer(lambda guided, logits: (guided[:-1], logits))) -> ValueError: c
 run(model=Answer(lambda guided, logits: (guided.detach(), logits))) -> ValueError: compute its
 run(model=with_an_unused_parameter()) -> ValueError: or freeze it; got no gradient for
 run(model=Guided(mlp(), features=False).requires_grad_(False)) -> ValueError: `model` must have a
-run(model=with_a_broken_weight()) -> ValueError: `study` must give finite gradients; got NaN or
+run(model=with_an_infinite_slope()) -> ValueError: finite gradients; got NaN or infinity for ['zero'
 run(quiz=(QUIZ[0][0] * nan, QUIZ[0][1])) -> ValueError: `quiz` must give finite gradients
 run(loss=lambda guided, rows: (guided - rows).square()) -> ValueError: `loss` must return a scalar,
 run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice differentiable

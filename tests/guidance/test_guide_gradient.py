@@ -78,7 +78,14 @@ def clipped(parameters, gradients, *, learning_rate):
     }
 
 
-@pytest.mark.parametrize("update", [decay_and_momentum, clipped])
+def of_later_layers(parameters, gradients, *, learning_rate):
+    return {
+        name: value if name.startswith("body.0") else value - learning_rate * gradients[name]
+        for name, value in parameters.items()
+    }
+
+
+@pytest.mark.parametrize("update", [decay_and_momentum, clipped, of_later_layers])
 @pytest.mark.parametrize("features", [False, True])
 def test_gradient_through_every_differentiable_step(update, features):
     model, guides = Guided(cnn(), features=features), draw_guides(WIDTH if features else CLASSES)
@@ -140,6 +147,23 @@ def test_a_loss_that_ignores_the_guides_gives_them_no_gradient():
     options = {"learning_rate": 0.1, "loss": lambda guided, rows: guided.square().mean()}
     entry = guide_gradient(model, draw_guides(CLASSES), STUDY, QUIZ, **options)
     assert not entry.value.any()
+
+
+class Outside(nn.Module):
+    """Model with logits from a tensor that is not one of its parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.outside = mlp(), (torch.ones(CLASSES).double().requires_grad_(),)
+
+    def forward(self, images):
+        return self.body(images), self.outside[0].expand(len(images), -1)
+
+
+def test_guides_have_no_gradient_if_no_parameter_affects_the_quiz():
+    entry = guide_gradient(Outside(), draw_guides(WIDTH), STUDY, QUIZ, learning_rate=0.1)
+    assert not entry.value.any()
+    assert entry.weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

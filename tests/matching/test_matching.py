@@ -175,6 +175,8 @@ plan(X * nan) -> ValueError: `patches` must be finite
 plan(mass=1.2) -> ValueError: `mass` must be
 plan(mass=0.0) -> ValueError: `mass` must be
 plan(scale=tensor(-1.0)) -> ValueError: `scale` must be above 0; got -1.0
+plan(scale=tensor(0.0)) -> ValueError: `scale` must be above 0; got 0.0
+plan(scale=tensor(nan)) -> ValueError: `scale` must be finite; got 1 entries
 plan(scale=-1.0) -> ValueError: `scale` must be above 0
 plan(scale=ones(2)) -> TypeError: `scale` must be
 plan(scale='1') -> TypeError: `scale` must be a number

@@ -140,6 +140,7 @@ def private_noise():
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 check_independence(lambda x: x / len(x), VALUES) -> ValueError: that change when sample 0 is left
+check_independence(lambda x: x[:, 0, 0].argsort(), VALUES) -> ValueError: that change with sample 0
 check_independence(nn.Sequential(nn.Identity(), nn.BatchNorm1d(3)), VALUES) \
 -> ValueError: first in module '1
 check_independence(3, VALUES) -> TypeError: `model` must be a module or a function; got 3

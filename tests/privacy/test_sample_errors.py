@@ -25,6 +25,8 @@ step_of(total=LARGEST, expected_batch_size=1e-9) -> ValueError: `total['a'] with
 privacy.per_sample(LINEAR.state_dict(), 2) -> TypeError: `model` must be an nn.Module
 privacy.per_sample(LINEAR, -1) -> ValueError: `batch_size` must be at least 0; got -1.
 privacy.per_sample(freeze(nn.Linear(2, 2)), 2) -> ValueError: `model` must have a parameter with
+privacy.per_sample(LINEAR, 2)(3) -> ValueError: `inputs[0]` must have the batch of 2 samples; got 3
+privacy.per_sample(LINEAR, 2)(ones(2, 2).to_sparse()) -> TypeError: `inputs[0]` must be a dense
 privacy.per_sample(LINEAR, 2)(torch.zeros(3, 2)) -> ValueError: `inputs[0]` must have the batch of
 privacy.clipped_sum(torch.zeros(2), max_norm=1.0) -> TypeError: `gradients` must map names to
 privacy.clipped_sum({}, max_norm=1.0) -> ValueError: `gradients` must hold at least one name

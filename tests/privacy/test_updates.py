@@ -176,6 +176,14 @@ def test_noise_below_the_spacing_of_the_numbers_is_refused(dtype):
     assert_identical(quiet["a"].value, large["a"].value)
 
 
+def test_the_smallest_noise_is_the_smallest_normal_number_also_of_no_numbers():
+    least = torch.finfo(torch.float32).tiny
+    for sent in (payload_of(0.0, dtype=torch.float32), payload_of(dtype=torch.float32)):
+        value = gaussian_noise(sent, multiplier=1.0, sensitivity=least)["a"].value
+        assert value.shape == sent["a"].value.shape
+        assert value.abs().lt(20 * least).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_noise_is_added_in_float64_and_rounded_once(dtype, generator):
     """If noise were rounded before the addition, its grid would reveal the value."""

@@ -127,5 +127,14 @@ def test_words_set_the_values_and_the_length(num_classes, shape):
     assert torch.equal(prompts()[1].reshape(-1, 3, 4)[0], words)
 
 
+def test_a_context_may_be_empty_or_as_long_as_the_names_permit():
+    assert ContextPrompts(4, length=0)().shape == (1, 0, 4)
+    text = prompted_text(numbered(1, 10), class_names())  # 1 + 10 + 3 + 2 of 16 positions
+    assert (max(text.end), text.context) == (15, 10)
+    assert prompted_text(numbered(1, 10), class_names(), name_position=9).context is None
+    own = prompted_text(numbered(1, 3, 10), class_names(), class_specific=True)
+    assert own.context is None
+
+
 def test_a_context_initialized_in_half_precision_is_float32():
     assert ContextPrompts(4, init=torch.ones(3, 4, dtype=torch.bfloat16))().dtype == torch.float32

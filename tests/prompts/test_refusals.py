@@ -107,6 +107,9 @@ ContextPrompts(4, num_classes=2.0) -> TypeError: `num_classes` must be an intege
 ContextPrompts(4, init='a photo of a') -> TypeError: of shape (length, dim), such as tower
 ContextPrompts(4, init=zeros(3, 5)) -> ValueError: `init` must have shape (length,
 ContextPrompts(4, init=zeros(4)) -> ValueError: `init` must have shape (length,
+ContextPrompts(4, init=zeros(2, 4) / 0) -> ValueError: `init` must be finite; got 8
+ContextPrompts(4, init=zeros(2, 4), generator=NUMPY) -> TypeError: `generator` must be a torch.Gen
+prompted_text(zeros(1, 5, 1) / 0, NAMES) -> ValueError: `context` must be finite; got 5
 prompted_text([[[0.0]]], NAMES) -> TypeError: `context` must be a floating-point tensor
 prompted_text(zeros(1, 5, 1), ['cat']) -> TypeError: `names` must be ClassNames, from tower.class_n
 prompted_text(zeros(1, 2, 1, device='meta'), NAMES) -> ValueError: `context` must be on the device
@@ -117,6 +120,7 @@ written(1, 5, 1, per_sample=True) -> ValueError: (batch, contexts, length,
 written(3, 1, 2, 5, 1, per_sample=True, class_specific=True) -> ValueError: (batch, contexts, 3, le
 written(1, 5, 1, per_sample=7) -> TypeError: `per_sample` must be True or
 written(1, 40, 1) -> ValueError: `context` must be shorter, because no name
+written(1, 13, 1) -> ValueError: `context` must be shorter, because no name fits into 16 positions
 written(1, 11, 1) -> ValueError: `names` must have at most 4 tokens
 written(1, 5, 1, name_position=6) -> ValueError: `name_position` must be at most 5, the
 written(1, 5, 1, name_position=-1) -> ValueError: `name_position` must be at least 0; got -1
@@ -154,6 +158,7 @@ mean_patch_tokens(TRUNK, IMAGES[:0]) -> ValueError: `images` must contain at lea
 started(torch.nn.Linear(2, 2)) -> TypeError: `prompts` must be LayeredPrompts or Group
 started(noise=-0.1) -> ValueError: `noise` must be at least 0; got -0.1.
 started(noise=1e308) -> ValueError: `noise` must keep tokens finite in torch.float32; got
+started(means=Weighted(full((3, 12), 3.4e38), tensor(1.0)), noise=3e38) -> ValueError: keep tokens
 started(noise='0.1') -> TypeError: `noise` must be a number; got '0.1' (str).
 started(means=zeros(3, 12)) -> TypeError: `means` must be a Weighted(value, weight);
 started(means=Weighted(zeros(2, 12), tensor(1.0))) -> ValueError: `means` must

@@ -76,6 +76,7 @@ def test_the_given_mean_is_copied():
     load_values(queries, {"center": torch.zeros(3)})
     assert_identical(center, QUERY.mean(0))
     assert_identical(queries(QUERY), QUERY)
+    assert not CenteredQueries(3, center=center.requires_grad_()).center.requires_grad
 
 
 def cone(generator):
@@ -129,6 +130,8 @@ def test_queries_are_not_centered_before_the_mean_is_loaded():
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 query_mean([1]) -> TypeError: `query` must be a floating-point tensor (batch, dim); got a list of
 query_mean(tensor([[1.0, torch.inf]])) -> ValueError: `query` must be finite; got 1 entries of 2
+query_mean(ones(2, 3, device='meta')) -> TypeError: `query` must be a dense tensor with numbers
+CenteredQueries(3, center=zeros(3))(QUERY * nan) -> ValueError: `query` must be finite; got 9
 CenteredQueries(3, center=zeros(3))(QUERY[:, :2]) -> ValueError: `query` must have the width of
 CenteredQueries(3, center=zeros(3))(QUERY[0]) -> TypeError: `query` must be a floating-point
 CenteredQueries(3, center=zeros(3))(QUERY.to('meta')) -> ValueError: `query` must be on the device

@@ -174,7 +174,7 @@ def test_dead_keys_move_to_queries_far_from_all_keys(seed, groups, batch):
 
 def test_revived_keys_keep_the_dtype_and_have_no_graph(generator):
     keys = orthogonal_keys(3, 4, generator=generator).bfloat16().requires_grad_()
-    new = revive_keys(torch.randn(5, 4, generator=generator), keys, usage=torch.tensor([0, 3, 0]))
+    new = revive_keys(torch.randn(2, 4, generator=generator), keys, usage=torch.tensor([0, 3, 0]))
     assert new.dtype == torch.bfloat16
     assert not new.requires_grad
 
@@ -201,6 +201,7 @@ clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, cl
 selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
 selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
 selection_health(ones(2), query=eye(2), max_cosine=1.5) -> ValueError: `max_cosine` must be at most
+selection_health(ones(2), max_cosine=-1.5) -> ValueError: `max_cosine` must be at least -1; got
 revive_keys(ones(1, 3), KEYS, usage=zeros(2)) -> ValueError: `query` must hold at least one sample
 revive_keys(ones(2, 4), KEYS, usage=zeros(2)) -> ValueError: `query` must have the width of `keys`,
 revive_keys(full((2, 3), nan), KEYS, usage=zeros(2)) -> ValueError: `query` must be finite; got 6

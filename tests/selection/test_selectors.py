@@ -213,6 +213,7 @@ class Recorder:
 
     def __call__(self, query, keys, *, usage=None):
         self.seen.append(usage.tolist())
+        assert not keys.requires_grad
         return select_nearest(query, keys)
 
 
@@ -298,6 +299,11 @@ def test_a_selector_with_unbound_options_is_refused_at_construction(selector, go
     assert sorted(selector(torch.eye(2, 8)).indices.tolist()) == [0, 1]
 
 
+@pytest.mark.unhooked  # the hook refuses a function without a signature
+def test_a_selector_without_a_signature_is_accepted():
+    assert SelectionKeys(2, 8, selector=min).selector is min
+
+
 @pytest.mark.unhooked  # the hook cannot read functorch tensors
 def test_values_are_not_checked_inside_a_transform():
     query = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
@@ -329,6 +335,10 @@ select_nearest(full((2, 3), nan), KEYS) -> ValueError: `query` must be finite; g
 select_nearest(ones(3), KEYS) -> TypeError: `query` must be a floating-point tensor (batch
 select_nearest(QUERY.to('meta'), KEYS) -> ValueError: `query` must be on the device of `keys`, cpu
 select_nearest(QUERY, KEYS, usage=ones(2, device='meta')) -> ValueError: `usage` must be on the
+select_nearest(QUERY, KEYS, usage=ones(2).to_sparse()) -> TypeError: `usage` must be a dense tensor
+SelectionKeys(2, 3, selector=lambda *_, usage: 1)(QUERY) -> TypeError: `selector` must return a Sel
+key_loss(ones(2, 4), KEYS, tensor([0, 1])) -> ValueError: `query` must have the width of `keys`, 3;
+key_loss(QUERY, KEYS, tensor([0, 1], device='meta')) -> ValueError: `indices` must be on the device
 key_loss(QUERY, KEYS, tensor([0, 2])) -> ValueError: `indices` must lie in [0, 2); got values
 key_loss(QUERY, KEYS, tensor([0])) -> ValueError: `indices` must have one entry for each of 2
 key_loss(QUERY, KEYS, tensor([0.0, 1.0])) -> TypeError: `indices` must be integers of shape

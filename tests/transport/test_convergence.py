@@ -83,10 +83,21 @@ def test_on_an_accelerator_the_first_and_every_hundredth_call_read(monkeypatch):
         _convergence.solved(coupling)
 
 
-def test_an_error_that_is_not_a_number_is_reported():
+def test_an_error_that_is_not_a_number_is_reported_by_the_first_call(monkeypatch):
+    monkeypatch.setattr(_convergence, "AT_ONCE", set())
     wrong = newton(COST, *MASSES)._replace(error=torch.full((2,), torch.nan))
     with pytest.warns(UserWarning, match="by nan times"):
         _convergence.solved(wrong)
+
+
+def test_an_unstated_tolerance_is_1e_3_if_strict_and_a_stated_one_is_kept():
+    found = newton(COST, *MASSES)
+    small = found._replace(error=torch.full((2,), 5e-4))
+    relaxed = found._replace(error=torch.full((2,), 0.5), tolerance=None)
+    for coupling, times in ((small, 50), (relaxed, 500)):
+        with pytest.raises(ValueError, match=f"by {times} times"):
+            _convergence.solved(coupling, strict=True)
+    _convergence.solved(relaxed)  # warnings are errors
 
 
 def test_nothing_is_read_under_vmap():

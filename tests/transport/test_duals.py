@@ -63,5 +63,7 @@ test_wrong_calls_are_refused_by_name = refused(globals())("""
 plan(duals=None) -> TypeError: `duals` must be a floating-point tensor (...,
 plan(duals=ones(4, 2)) -> ValueError: `duals` must have the shape of the columns
 plan(a=ones(8)) -> ValueError: `a` must have shape (..., 9)
+plan(a=-A) -> ValueError: `a` must be finite and at least 0
+plan(duals=COST[:, 0] * nan) -> ValueError: `duals` must be finite; got 12
 plan(epsilon=0.0) -> ValueError: `epsilon` must be above 0
 """)

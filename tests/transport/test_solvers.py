@@ -96,6 +96,7 @@ def test_finite_costs_never_give_nan(solver, scale):
     )
     assert torch.isfinite(coupling.plan).all()
     assert torch.isfinite(coupling.error).all()
+    assert coupling.iterations.max() <= 50
 
 
 def test_newton_solves_problems_with_a_small_epsilon():
@@ -371,4 +372,6 @@ newton(COST, HALF, tensor(0.5)) -> ValueError: `b` must have shape
 newton(COST.long(), HALF, HALF) -> TypeError: `cost` must be a floating-point tensor
 newton(COST, [0.5, 0.5], HALF) -> TypeError: `a` must be a floating-point tensor
 sinkhorn(COST, HALF, 0.8 * HALF) -> ValueError: `b` must sum to the sum of `a`
+newton(COST, HALF.to('meta'), HALF) -> ValueError: `a` must be on the device of `cost`, cpu; got
+newton(COST, HALF, HALF.to('meta')) -> ValueError: `b` must be on the device of `cost`, cpu; got
 """)
