@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from clips import TEXT, VISION
+from fedprompt.backbones.named import named_network, parsed
 from fedprompt.methods import METHODS, ClipSetting, Federation
 from fedprompt.methods.models import PromptedModel
 from refusals import check_refused, refusals
@@ -137,18 +138,19 @@ def clip(tmp_path, monkeypatch):
     return network, tmp_path / "clip.pt"
 
 
-@pytest.mark.parametrize("num_classes", [None, 2])
-def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes):
+@pytest.mark.parametrize(("num_classes", "scale"), [(None, None), (2, 20.0)])
+def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes, scale):
     network, weights = clip
     tower = fp.TextTower(network, open_clip.get_tokenizer("tiny-clip"))
     context = fp.ContextPrompts(tower.dim, length=3, num_classes=num_classes)
     about = {"trunk": network, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
-    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=20.0, **about)
+    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=scale, **about)
     model = fp.load_prompts(tmp_path / "pets", weights=weights)
     images = IMAGES[..., :16, :16]
     names = tower.class_names(CLASSES)
     text = tower(fp.prompted_text(context(), names, class_specific=num_classes is not None))[0]
-    expected = fp.cosine_logits(network.encode_image(images), text, scale=20.0)
+    scale = network.logit_scale.exp().item() if scale is None else scale
+    expected = fp.cosine_logits(network.encode_image(images), text, scale=scale)
     assert torch.equal(model(images), expected)
 
 
@@ -178,6 +180,8 @@ save(ContextPrompts(8), model=vit, trunk=clip) -> ValueError: `class_names` must
 save(ContextPrompts(8, num_classes=2), model=vit, trunk=clip, class_names=["a"]) -> ValueError: `cla
 save(ContextPrompts(8), model=vit) -> TypeError: `trunk` must be the CLIP itself, so that its image
 save(headed, model=vit, class_names=["cat"]) -> ValueError: `class_names` must have a name for each
+save(ContextPrompts(8), model=vit, trunk=clip, class_names=["a"]) -> ValueError: `model` must be a n
+save(headed, model=3) -> TypeError: `model` must be a string; got 3
 save(headed, model="test_vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or trans
 save(headed, model="timm:../vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or tr
 save(headed, model=vit, arguments=dict(checkpoint_path="x")) -> ValueError: `arguments` must be amon
@@ -259,6 +263,41 @@ def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
         with pytest.raises(ValueError, match=re.escape(message)) as refused:
             fp.load_prompts(folder, weights=weights)
         assert str(folder) in str(refused.value)
+
+
+def test_arguments_of_a_name_are_sizes_flags_and_words():
+    good = {"in_chans": 1, "img_size": [2048, 64], "patch_size": 4, "global_pool": ""}
+    good |= {"class_token": False, "dynamic_img_size": True}
+    assert parsed("timm:vit", good) == ("timm", "vit")
+    for key, value in [
+        *(("in_chans", value) for value in (0, -1, 2049, 1.0, True, [3, 3])),
+        *(("img_size", value) for value in ([8, 0], [8], {8, 16}, [8, 16, 32], "8")),
+        *(("global_pool", value) for value in ("a b", "../x", 3, None)),
+        *(("class_token", value) for value in (1, None, "yes")),
+        *(("arguments", value) for value in ({"img_size": 2048, "patch_size": 3},)),
+    ]:
+        wrong = value if key == "arguments" else {key: value}
+        with pytest.raises(ValueError, match=f"`arguments.*{key}|at most 512"):
+            parsed("timm:vit", wrong)
+
+
+def test_weights_of_the_library_come_without_code_and_without_a_classifier(monkeypatch):
+    calls = []
+
+    def record(*given, **options):
+        calls.append((*given, options))
+        return nn.Identity()
+
+    monkeypatch.setattr(timm, "create_model", record)
+    monkeypatch.setattr(open_clip, "create_model", record)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", record)
+    for name in (VIT, "open_clip:ViT-B-32:openai", "transformers:me/vit"):
+        named_network(name, {}, None)
+    assert calls == [
+        ("test_vit", {"pretrained": True, "num_classes": 0}),
+        ("ViT-B-32", {"pretrained": "openai"}),
+        ("me/vit", {"trust_remote_code": False}),
+    ]
 
 
 def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):

@@ -117,6 +117,14 @@ def inferred():
     return tiny_vit()
 
 
+def rounding(model):
+    """Let a block move its output without a gradient that is not zero."""
+    block = model.blocks[1]
+    forward = block.forward
+    block.forward = lambda *given, **named: (64 * forward(*given, **named)).round()
+    return model
+
+
 def unread():
     model = tiny_vit()
     model.extra = nn.Linear(2, 2)
@@ -142,6 +150,7 @@ REFUSED = {
     "got none in transformer.resblocks.0.mlp.c_fc": lambda: fp.vit_trunk(int8(make_clip().visual)),
     "`clip_model` must run in eval mode": lambda: worded(int8(make_clip())),
     "got extra.weight, extra.bias": unread,
+    "got no gradient of prompts at layer 0": lambda: fp.vit_trunk(rounding(tiny_vit())),
     "`model` must return finite features": lambda: fp.vit_trunk(infinite(tiny_vit())),
     "got RuntimeError: Inference tensors cannot be saved": lambda: fp.vit_trunk(inferred()),
     "from VisionTransformer.forward_features": later,

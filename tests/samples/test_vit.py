@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from scipy.ndimage import map_coordinates
 from sklearn.datasets import load_digits
 
 import build_samples
@@ -169,6 +171,23 @@ def test_a_warp_of_strength_zero_changes_nothing():
     torch.testing.assert_close(
         _pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
     )
+
+
+def test_a_warp_is_a_rotation_of_a_slanted_stretched_image_that_is_shifted():
+    """Independent reference: positions by hand, in pixels, and SciPy's interpolation."""
+    size, draw = 16, partial(torch.randn, generator=torch.Generator().manual_seed(1))
+    image = torch.rand(1, 1, size, size, generator=torch.Generator().manual_seed(0))
+    strengths = {"rotation": 0.3, "scale": 0.2, "shear": 0.1, "shift": 0.15}
+    warped = _pixels.warp(image, torch.Generator().manual_seed(1), **strengths)
+    angle = 0.3 * draw(1).item()
+    (wide, high), slant = (1 + 0.2 * draw(1, 2)[0]).tolist(), 0.1 * draw(1).item()
+    right, down = (0.15 * draw(1, 2, 1)[0, :, 0]).tolist()
+    y, x = np.meshgrid(*[(2 * np.arange(size) + 1) / size - 1] * 2, indexing="ij")
+    x, y = wide * x + slant * y, high * y
+    x, y = np.cos(angle) * x - np.sin(angle) * y, np.sin(angle) * x + np.cos(angle) * y
+    at = [((each + 1) * size - 1) / 2 for each in (y + down, x + right)]
+    expected = map_coordinates(image[0, 0].numpy(), at, order=1, mode="nearest")
+    np.testing.assert_allclose(warped[0, 0].numpy(), expected, atol=1e-4)
 
 
 def test_each_image_is_augmented_independently_and_keeps_its_position():
