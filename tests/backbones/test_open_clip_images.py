@@ -189,6 +189,11 @@ def test_a_tower_without_a_projection_has_the_features_before_it():
         assert_near(plain @ projection, expected)
 
 
+def test_a_network_without_patches_takes_images_of_any_size():
+    model, images = clip_with(timm_tower("test_resnet", "avg", "linear")), draw_images(97, 63)
+    assert torch.equal(image_tokens(model, images)[0], model.encode_image(images))
+
+
 def test_patches_are_in_row_major_order():
     """Without positions, swapping two patches swaps their features."""
     model = make_clip()

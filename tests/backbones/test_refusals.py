@@ -55,6 +55,13 @@ def padding_masked():
     return model
 
 
+def trained_in(name):
+    """A frozen CLIP except for one parameter of a part."""
+    model = freeze(make_clip())
+    next(model.get_submodule(name).parameters()).requires_grad_()
+    return model
+
+
 def coca():
     pools = {"attentional_pool": True, "attn_pooler_heads": 2}
     return open_clip.coca_model.CoCa(12, TEXT | {"attn_pooler_heads": 2}, TEXT, VISION | pools)
@@ -251,6 +258,9 @@ TextTower(make_clip(), words(end=[1, 0, 7], pad=7)) -> TypeError: must return no
 TextTower(make_clip(), lambda texts, context_length: TOKENIZER(texts)) -> ValueError: must return
 TextTower(make_clip(), words(start=[49408])) -> ValueError: whose vocabulary has 49408 tok
 TextTower(make_clip(), lambda texts, context_length: zeros(1, 27)) -> TypeError: return a tensor (te
+TextTower(make_clip(), lambda texts, context_length: zeros(27).long()) -> TypeError: return a tensor
+TextTower(trained_in('visual'), TOKENIZER) -> ValueError: `clip_model` must have no adapters and tr
+TextTower(trained_in('transformer'), TOKENIZER) -> ValueError: `clip_model` must have no adapters an
 TextTower(make_clip(), TOKENIZER, class_chunk=0) -> ValueError: `class_chunk` must be
 TextTower(make_clip(), TOKENIZER, class_chunk=2.5) -> TypeError: `class_chunk` must be
 of_siglip() -> TypeError: or a CLIPModel or
@@ -301,6 +311,7 @@ tokens_of(visual(pool_type='none')) -> TypeError: `clip_model` must pool a clas
 tokens_of(clip_with(TimmModel('resnet10t', 12, 160, pool='abs_attn', proj=''))) -> TypeError: whose
 tokens_of(clip_with(unpooled())) -> TypeError: pool its image tokens
 tokens_of(make_clip().train()) -> ValueError: be in eval mode, as freeze(clip_model)
+image_tokens(make_clip(), [[0.0]]) -> TypeError: `images` must be floating-point of shape
 tokens_of(make_clip(), 2, 3, 224, 224) -> ValueError: (16, 16), because its positions are
 tokens_of(make_clip(), 2, 16, 16, 3) -> ValueError: have 3 channels in front of height and width; c
 vit_trunk(open_clip.model.CLIP(4, SMALL | {'head_width': 4}, TEXT | {'vocab_size': 9})) \

@@ -79,6 +79,8 @@ def test_both_libraries_tokenize_names_alike(tokenizer):
     model = text_model()
     names = open_clip.IMAGENET_CLASSNAMES[:50]
     theirs, ours = (TextTower(model, own).class_names(names) for own in (tokenizer, TOKENIZER))
+    with pytest.raises(ValueError, match="at most 22; got more than 22"):
+        TextTower(model, tokenizer).words("bear " * 30)
     assert theirs.length == ours.length
     for own, other, length in zip(theirs.tokens, ours.tokens, ours.length, strict=True):
         assert torch.equal(own[:length], other[:length])

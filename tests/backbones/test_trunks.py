@@ -281,6 +281,14 @@ def test_dynamic_image_sizes(name, size):
     assert_near(found, case.hooked(layers, replace=True)[0])
 
 
+def test_images_are_padded_to_whole_patches_by_a_model_that_pads():
+    model = tiny_vit(dynamic_img_size=True, dynamic_img_pad=True)
+    trunk, images = fp.vit_trunk(model), draw(2, 3, 15, 21)
+    tokens = fp.encode_front(trunk, images, start=1)
+    late = fp.encode_from(trunk, tokens, start=1, image_size=(15, 21)).pooled
+    assert torch.equal(late, model(images))
+
+
 @pytest.mark.parametrize(
     "make",
     [
