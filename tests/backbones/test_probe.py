@@ -177,6 +177,22 @@ def test_a_model_that_cannot_be_right_is_refused(message):
         REFUSED[message]()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"),
+    [(torch.float64, 1 + 1e-4, 1 + 1e-3), (torch.float32, 1 + 1e-4, 1.01), (torch.half, 1.01, 1.2)],
+)
+def test_features_may_differ_by_the_rounding_of_their_dtype(dtype, right, wrong):
+    for factor in (right, wrong):
+        model = tiny_vit().to(dtype)
+        model.forward = partial(
+            lambda forward, factor, x: factor * forward(x), model.forward, factor
+        )
+        if factor == right:
+            fp.vit_trunk(model)
+    with raises(ValueError, "`model` must compute part by part what it computes as a whole"):
+        fp.vit_trunk(model)
+
+
 def test_without_the_probe_int8_models_have_fingerprints_and_a_check_that_fails():
     model = int8(tiny_vit())
     trunk = fp.vit_trunk(model, probe=False)

@@ -157,6 +157,19 @@ class WithoutGradients(PlainTrunk):
         return super().block(layer, tokens, context, num_prompts)
 
 
+class Detached(nn.Identity):
+    def forward(self, tokens):
+        return tokens.detach()
+
+
+class WithoutGradientsOfAPart(PlainTrunk):
+    """A module in a block has no backward pass; gradients pass beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.model.blocks[0].mlp.append(Detached().eval())
+
+
 class ReadsOnePrompt(PlainTrunk):
     """Only the first prompt of the first layer has gradients."""
 
@@ -246,6 +259,7 @@ WRONG = {
     "a cached mask for prompts": (CachedMaskForPrompts, ("repeatable",)),
     "a cached batch": (CachedBatch, ("repeatable",)),
     "no gradients": (WithoutGradients, ("gradients",)),
+    "no gradients of a part": (WithoutGradientsOfAPart, ("gradients",)),
     "no gradients of other prompts": (ReadsOnePrompt, ("gradients",)),
     "a gradient that is NaN": (OneGradientIsNaN, ("gradients",)),
     "left trainable": (left_trainable, ("frozen",)),
