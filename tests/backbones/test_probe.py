@@ -108,7 +108,7 @@ def changed(part, method, function):
 
 
 def infinite(model):
-    nn.init.constant_(model.norm.weight, torch.inf)
+    model.norm.weight.data[0] = torch.inf
     return model
 
 
@@ -203,26 +203,30 @@ def test_without_the_probe_int8_models_have_fingerprints_and_a_check_that_fails(
 
 
 class Counting(nn.Identity):
-    """A layer with a counter as a buffer, and with random numbers."""
+    """A layer with counters as buffers, which it writes or replaces, and with random numbers."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("none", None)
 
     def forward(self, tokens):
         self.count += 1
+        self.total = self.total + 1
         torch.rand(1)
         return tokens
 
 
-def test_a_probe_leaves_no_trace():
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_a_probe_leaves_no_trace(without_gradients):
     model = tiny_vit()
     model.patch_drop = Counting()
     stream = torch.get_rng_state()
-    with torch.no_grad():  # it has gradients nevertheless
+    with without_gradients():  # it has gradients nevertheless
         trunk = fp.vit_trunk(model, trainable=[model.norm])
     assert torch.equal(torch.get_rng_state(), stream)
-    assert model.patch_drop.count == 0
+    assert model.patch_drop.count == model.patch_drop.total == 0
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(part._forward_hooks for part in model.modules())
     assert trunk.model is model
