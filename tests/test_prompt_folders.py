@@ -1,5 +1,6 @@
 """A folder of trained prompts is enough to build the network again, anywhere."""
 
+import copy
 import json
 import re
 import shutil
@@ -174,6 +175,7 @@ def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_fea
 
 REFUSED = """
 save(pads, model=vit) -> ValueError: `module` must be LayeredPrompts with or without a linear head
+save(counted, model=vit) -> ValueError: `module` must be LayeredPrompts with or without a linear hea
 save(nn.ModuleDict(dict(head=nn.Linear(64, 2))), model=vit) -> ValueError: `module` must be Layered
 save(ContextPrompts(8, num_contexts=2), model=vit, trunk=clip) -> ValueError: `module` mu
 save(ContextPrompts(8), model=vit, trunk=clip) -> ValueError: `class_names` must name the
@@ -208,6 +210,7 @@ def test_refusals(call, error, message, tmp_path):
     parts = {"prompts": fp.ShallowPrompts(2, trunk), "head": nn.Linear(64, 2)}
     names = {
         "headed": nn.ModuleDict(parts),
+        "counted": nn.ModuleDict(parts | {"usage": nn.BatchNorm1d(2, affine=False)}),
         "clip": nn.Linear(1, 1),
         "pads": fp.PadPrompts(8, padding=2),
         "nn": nn,
@@ -332,6 +335,7 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
     tokens, shards = torch.cat([pooled[:, None], patches], 1).detach(), {0: torch.arange(3)}
     labels = torch.tensor([0, 1, 0])
     about = {"rounds": 1, "steps": 1, "length": 3, "class_names": CLASSES, "scale": 20.0}
+    trained = copy.deepcopy(network).requires_grad_()
     made = ClipSetting(tower=tower, clip=network, **about)
     accepted, refused = set(), []
     for name, entry in METHODS.items():
@@ -344,7 +348,7 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
         if not isinstance(model, nn.Module):
             continue
-        trunk = network if hasattr(model, "context") else fp.vit_trunk(network.visual)
+        trunk = trained if hasattr(model, "context") else fp.vit_trunk(network.visual)
         about = {"trunk": trunk, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
         try:
             fp.save_prompts(model, tmp_path / name, scale=20.0, **about)
@@ -355,5 +359,6 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         loaded = fp.load_prompts(tmp_path / name, weights=weights)
         with torch.no_grad():
             assert torch.equal(loaded(images), model(inputs))
+    assert all(weight.requires_grad for weight in trained.parameters())  # as it was
     assert all(text.startswith(("`module` must", "`trunk` must")) for text in refused)
     assert {"promptfl", "promptfl_fedprox", "coop", "kgcoop"} <= accepted

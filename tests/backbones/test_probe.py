@@ -35,6 +35,13 @@ def replace_forward(block):
     block.forward = partial(lambda forward, *a, **k: forward(*a, **k).sin(), block.forward)
 
 
+def derive(block):
+    """Give a block a class of its own."""
+    base = type(block)
+    forward = lambda self, *given, **named: base.forward(self, *given, **named).sin()  # noqa: E731
+    block.__class__ = type("Sine", (base,), {"forward": forward})
+
+
 CHANGES = {
     "hook": lambda block: block.register_forward_hook(sine),
     "hook before": lambda block: block.register_forward_pre_hook(
@@ -47,6 +54,7 @@ CHANGES = {
         part for part in block.modules() if isinstance(part, nn.LayerNorm)
     ).register_forward_hook(sine),
     "method": replace_forward,
+    "class": derive,
 }
 
 
