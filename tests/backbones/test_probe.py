@@ -185,6 +185,12 @@ def test_a_model_that_cannot_be_right_is_refused(message):
         REFUSED[message]()
 
 
+def test_a_block_without_attention_reads_no_prompts_which_is_no_fault():
+    model, images = tiny_vit(), torch.rand(2, 3, 16, 16).double()
+    model.blocks[1].forward = lambda tokens, **_: tokens
+    assert torch.equal(fp.encode_prompted(fp.vit_trunk(model), images).pooled, model(images))
+
+
 @pytest.mark.parametrize(
     ("dtype", "right", "wrong"),
     [(torch.float64, 1 + 1e-4, 1 + 1e-3), (torch.float32, 1 + 1e-4, 1.01), (torch.half, 1.01, 1.2)],
