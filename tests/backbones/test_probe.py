@@ -207,6 +207,13 @@ def test_features_may_differ_by_the_rounding_of_their_dtype(dtype, right, wrong)
         fp.vit_trunk(model)
 
 
+def test_features_may_differ_by_the_rounding_of_fast_products(monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    model = tiny_vit().float()
+    model.forward = partial(lambda forward, images: 1.01 * forward(images), model.forward)
+    assert fp.vit_trunk(model).probe.seen
+
+
 def test_without_the_probe_int8_models_have_fingerprints_and_a_check_that_fails():
     model = int8(tiny_vit())
     trunk = fp.vit_trunk(model, probe=False)
