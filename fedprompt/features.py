@@ -136,7 +136,7 @@ def _check_repeatable(dataset: _MapStyle, key: str | None) -> None:
         index = probe * len(dataset) // count
         first = _image(dataset, index, key)
         again = _image(dataset, index, key)
-        if first.shape != again.shape or not torch.equal(first, again):
+        if not torch.equal(first, again):
             remedy = "remove the random transform, or pass `views`"
             rule = f"return the same image whenever it is read; {remedy}"
             raise check.wrong("dataset", rule, f"two different images at {index}")

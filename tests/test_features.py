@@ -185,6 +185,9 @@ features(tensor(1.0)) -> TypeError: got a Tensor
 features([(np.zeros(3), 1)]) -> TypeError: `dataset` must return image tensors
 features([()]) -> TypeError: got a tuple at 0
 features([zeros(2), zeros(3)]) -> ValueError: `dataset` must return
+features([zeros(2), zeros(2).double()]) -> ValueError: `dataset` must return images of one shape and
+features(dict(enumerate(IMAGES))) -> TypeError: `dataset` must be images by index; got
+features(fp.Weighted(IMAGES, tensor(1.0))) -> TypeError: `dataset` must be images by index; got
 features(LABELED) -> ValueError: `key` must be one of
 features(LABELED, key='img') -> ValueError: `key` must
 features([{'image': 'a.png'}], key='image') -> TypeError: `dataset` must return

@@ -1,5 +1,6 @@
 """A folder of trained prompts is enough to build the network again, anywhere."""
 
+import copy
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from clips import TEXT, VISION
+from fedprompt.backbones.named import named_network, parsed
 from fedprompt.methods import METHODS, ClipSetting, Federation
 from fedprompt.methods.models import PromptedModel
 from refusals import check_refused, refusals
@@ -137,18 +139,19 @@ def clip(tmp_path, monkeypatch):
     return network, tmp_path / "clip.pt"
 
 
-@pytest.mark.parametrize("num_classes", [None, 2])
-def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes):
+@pytest.mark.parametrize(("num_classes", "scale"), [(None, None), (2, 20.0)])
+def test_a_context_of_a_clip_gives_the_same_logits(clip, tmp_path, num_classes, scale):
     network, weights = clip
     tower = fp.TextTower(network, open_clip.get_tokenizer("tiny-clip"))
     context = fp.ContextPrompts(tower.dim, length=3, num_classes=num_classes)
     about = {"trunk": network, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
-    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=0.5, **about)
+    fp.save_prompts(nn.ModuleDict({"context": context}), tmp_path / "pets", scale=scale, **about)
     model = fp.load_prompts(tmp_path / "pets", weights=weights)
     images = IMAGES[..., :16, :16]
     names = tower.class_names(CLASSES)
     text = tower(fp.prompted_text(context(), names, class_specific=num_classes is not None))[0]
-    expected = fp.cosine_logits(network.encode_image(images), text, scale=0.5)
+    scale = network.logit_scale.exp().item() if scale is None else scale
+    expected = fp.cosine_logits(network.encode_image(images), text, scale=scale)
     assert torch.equal(model(images), expected)
     path = tmp_path / "pets" / "config.json"
     config = json.loads(path.read_text())
@@ -179,12 +182,15 @@ def test_prompts_of_image_towers_of_open_clip_and_transformers_give_the_same_fea
 
 REFUSED = """
 save(pads, model=vit) -> ValueError: `module` must be LayeredPrompts with or without a linear head
+save(counted, model=vit) -> ValueError: `module` must be LayeredPrompts with or without a linear hea
 save(nn.ModuleDict(dict(head=nn.Linear(64, 2))), model=vit) -> ValueError: `module` must be Layered
 save(ContextPrompts(8, num_contexts=2), model=vit, trunk=clip) -> ValueError: `module` mu
 save(ContextPrompts(8), model=vit, trunk=clip) -> ValueError: `class_names` must name the
 save(ContextPrompts(8, num_classes=2), model=vit, trunk=clip, class_names=["a"]) -> ValueError: `cla
 save(ContextPrompts(8), model=vit) -> TypeError: `trunk` must be the CLIP itself, so that its image
 save(headed, model=vit, class_names=["cat"]) -> ValueError: `class_names` must have a name for each
+save(ContextPrompts(8), model=vit, trunk=clip, class_names=["a"]) -> ValueError: `model` must be a n
+save(headed, model=3) -> TypeError: `model` must be a string; got 3
 save(headed, model="test_vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or trans
 save(headed, model="timm:../vit") -> ValueError: `model` must be timm:NAME, open_clip:NAME:TAG or tr
 save(headed, model=vit, arguments=dict(checkpoint_path="x")) -> ValueError: `arguments` must be amon
@@ -211,6 +217,7 @@ def test_refusals(call, error, message, tmp_path):
     parts = {"prompts": fp.ShallowPrompts(2, trunk), "head": nn.Linear(64, 2)}
     names = {
         "headed": nn.ModuleDict(parts),
+        "counted": nn.ModuleDict(parts | {"usage": nn.BatchNorm1d(2, affine=False)}),
         "clip": nn.Linear(1, 1),
         "pads": fp.PadPrompts(8, padding=2),
         "nn": nn,
@@ -229,9 +236,6 @@ class_names=3 -> .json: class_names` must be a list of strings; got 3 (int)
 class_names=["cat"] -> .json: class_names` must have 2 names; got 1
 arguments=None -> .json: arguments` must be an object; got None
 arguments={"img_size": "x"} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
-arguments={"img_size": [64, 64, 64]} -> `arguments['img_size']` must be an integer from 1 to 2048
-arguments={"img_size": 160000} -> `arguments['img_size']` must be an integer from 1 to 2048, or two
-arguments={"img_size": 2048, "patch_size": 1} -> `arguments` must make at most 512 patches
 scale="x" -> .json: scale` must be null or a number above 0; got 'x' (str)
 scale=-1.0 -> .json: scale` must be null or a number above 0; got -1.0 (float)
 scale=float("nan") -> .json: scale` must be null or a number above 0; got nan (float)
@@ -277,6 +281,41 @@ def test_a_description_that_was_changed_is_refused_by_file_and_key(saved):
         fp.load_prompts(folder, weights=weights)
 
 
+def test_arguments_of_a_name_are_sizes_flags_and_words():
+    good = {"in_chans": 1, "img_size": [2048, 64], "patch_size": 4, "global_pool": ""}
+    good |= {"class_token": False, "dynamic_img_size": True}
+    assert parsed("timm:vit", good) == ("timm", "vit")
+    for key, value in [
+        *(("in_chans", value) for value in (0, -1, 2049, 1.0, True, [3, 3])),
+        *(("img_size", value) for value in ([8, 0], [8], {8, 16}, [8, 16, 32], "8")),
+        *(("global_pool", value) for value in ("a b", "../x", 3, None)),
+        *(("class_token", value) for value in (1, None, "yes")),
+        *(("arguments", value) for value in ({"img_size": 2048, "patch_size": 3},)),
+    ]:
+        wrong = value if key == "arguments" else {key: value}
+        with pytest.raises(ValueError, match=f"`arguments.*{key}|at most 512"):
+            parsed("timm:vit", wrong)
+
+
+def test_weights_of_the_library_come_without_code_and_without_a_classifier(monkeypatch):
+    calls = []
+
+    def record(*given, **options):
+        calls.append((*given, options))
+        return nn.Identity()
+
+    monkeypatch.setattr(timm, "create_model", record)
+    monkeypatch.setattr(open_clip, "create_model", record)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", record)
+    for name in (VIT, "open_clip:ViT-B-32:openai", "transformers:me/vit"):
+        named_network(name, {}, None)
+    assert calls == [
+        ("test_vit", {"pretrained": True, "num_classes": 0}),
+        ("ViT-B-32", {"pretrained": "openai"}),
+        ("me/vit", {"trust_remote_code": False}),
+    ]
+
+
 def test_weights_of_another_format_or_place_are_refused(saved, tmp_path):
     folder, weights, _ = saved
     shutil.copy(weights, tmp_path / "weights.st")
@@ -309,6 +348,7 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
     tokens, shards = torch.cat([pooled[:, None], patches], 1).detach(), {0: torch.arange(3)}
     labels = torch.tensor([0, 1, 0])
     about = {"rounds": 1, "steps": 1, "length": 3, "class_names": CLASSES, "scale": 20.0}
+    trained = copy.deepcopy(network).requires_grad_()
     made = ClipSetting(tower=tower, clip=network, **about)
     accepted, refused = set(), []
     for name, entry in METHODS.items():
@@ -321,7 +361,7 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
         if not isinstance(model, nn.Module):
             continue
-        trunk = network if hasattr(model, "context") else fp.vit_trunk(network.visual)
+        trunk = trained if hasattr(model, "context") else fp.vit_trunk(network.visual)
         about = {"trunk": trunk, "class_names": CLASSES, "model": "open_clip:tiny-clip"}
         try:
             fp.save_prompts(model, tmp_path / name, scale=20.0, **about)
@@ -332,5 +372,6 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         loaded = fp.load_prompts(tmp_path / name, weights=weights)
         with torch.no_grad():
             assert torch.equal(loaded(images), model(inputs))
+    assert all(weight.requires_grad for weight in trained.parameters())  # as it was
     assert all(text.startswith(("`module` must", "`trunk` must")) for text in refused)
     assert {"promptfl", "promptfl_fedprox", "coop", "kgcoop"} <= accepted

@@ -213,7 +213,6 @@ def without_traces(model: nn.Module) -> Iterator[None]:
     with ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices))
         modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
         modes.enter_context(torch.autocast("cuda" if devices else "cpu", enabled=False))
         compiled = [vars(part).get("_compiled_call_impl") for part in model.modules()]
         if any(compiled) or any("_orig_mod" in part._modules for part in model.modules()):

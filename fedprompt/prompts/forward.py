@@ -202,9 +202,9 @@ def _resumed(
         _length_before(start, f"streams[{position}]", stream)
         for position, stream in enumerate(streams)
     ]
-    if tokens.shape[1] < trunk.prefix + sum(lengths):
-        rule = f"contain the {sum(lengths)} prompts before block {start}"
-        raise check.wrong("tokens", rule, f"{tokens.shape[1]} tokens")
+    if tokens.shape[1] <= trunk.prefix + sum(lengths):
+        parts = f"the {trunk.prefix} of the prefix and {sum(lengths)} prompts before block {start}"
+        raise check.wrong("tokens", f"have a patch besides {parts}", f"{tokens.shape[1]} tokens")
     prefix, spans, rest = _split(tokens, trunk.prefix, lengths)
     size = None if image_size is None else convert.height_and_width("image_size", image_size)
     plain, context = trunk.resume(torch.cat([prefix, rest], 1), start=start, image_size=size)

@@ -59,6 +59,13 @@ def test_underscores_and_case_of_names_do_not_matter():
     assert torch.equal(tower.words("a_photo_of"), tower.words("a photo of"))
 
 
+def test_texts_have_one_token_or_fill_all_positions():
+    tower = TextTower(make_clip(), TOKENIZER)
+    assert (len(tower.words("a")), len(tower.words("bear " * 22))) == (1, 22)
+    assert (tower.sentences(["a"]).end, tower.sentences(["bear " * 22]).end) == ((2,), (23,))
+    assert tower.class_names(["bear " * 21]).length == (23,)
+
+
 TRICKY = (
     "arch (outdoor)", "U.S.A.", "A.", "Mr. Bean", "what?", "wow!!", "C++", "C#", "rock 'n' roll",
     "jack-o'-lantern", "the dog's", "dogs'", "A&W", "A &amp; W", "café", "naïve", "crème brûlée",

@@ -28,6 +28,8 @@ def test_equal_backbones_and_copies_have_equal_fingerprints():
         == fp.fingerprint(fp.vit_trunk(copy.deepcopy(model)))
     )
     assert fp.fingerprint(fp.vit_trunk(model))["dtype"] == "float64"
+    model.pretrained_cfg = {"architecture": "vit_tiny"}
+    assert fp.fingerprint(fp.vit_trunk(model))["backbone"] == "VisionTransformer vit_tiny"
 
 
 def test_the_last_bit_of_a_weight_or_buffer_changes_the_fingerprint():

@@ -179,6 +179,21 @@ def test_the_patch_of_a_timm_tower_equals_an_image_with_that_location_everywhere
         assert_near(patches[:, patch], model.encode_image(images))
 
 
+def test_a_tower_without_a_projection_has_the_features_before_it():
+    model, images = make_clip(vocab_size=64), draw(2, 3, 16, 16)
+    projected, projection = image_tokens(model, images), model.visual.proj
+    model.visual.proj = None
+    pooled, patches = image_tokens(model, images)
+    assert torch.equal(pooled, model.encode_image(images))
+    for plain, expected in zip((pooled, patches), projected, strict=True):
+        assert_near(plain @ projection, expected)
+
+
+def test_a_network_without_patches_takes_images_of_any_size():
+    model, images = clip_with(timm_tower("test_resnet", "avg", "linear")), draw_images(97, 63)
+    assert torch.equal(image_tokens(model, images)[0], model.encode_image(images))
+
+
 def test_patches_are_in_row_major_order():
     """Without positions, swapping two patches swaps their features."""
     model = make_clip()

@@ -35,6 +35,13 @@ def replace_forward(block):
     block.forward = partial(lambda forward, *a, **k: forward(*a, **k).sin(), block.forward)
 
 
+def derive(block):
+    """Give a block a class of its own."""
+    base = type(block)
+    forward = lambda self, *given, **named: base.forward(self, *given, **named).sin()  # noqa: E731
+    block.__class__ = type("Sine", (base,), {"forward": forward})
+
+
 CHANGES = {
     "hook": lambda block: block.register_forward_hook(sine),
     "hook before": lambda block: block.register_forward_pre_hook(
@@ -47,6 +54,7 @@ CHANGES = {
         part for part in block.modules() if isinstance(part, nn.LayerNorm)
     ).register_forward_hook(sine),
     "method": replace_forward,
+    "class": derive,
 }
 
 
@@ -108,13 +116,21 @@ def changed(part, method, function):
 
 
 def infinite(model):
-    nn.init.constant_(model.norm.weight, torch.inf)
+    model.norm.weight.data[0] = torch.inf
     return model
 
 
 @torch.inference_mode()
 def inferred():
     return tiny_vit()
+
+
+def rounding(model):
+    """Let a block move its output without a gradient that is not zero."""
+    block = model.blocks[1]
+    forward = block.forward
+    block.forward = lambda *given, **named: (64 * forward(*given, **named)).round()
+    return model
 
 
 def unread():
@@ -142,6 +158,7 @@ REFUSED = {
     "got none in transformer.resblocks.0.mlp.c_fc": lambda: fp.vit_trunk(int8(make_clip().visual)),
     "`clip_model` must run in eval mode": lambda: worded(int8(make_clip())),
     "got extra.weight, extra.bias": unread,
+    "got no gradient of prompts at layer 0": lambda: fp.vit_trunk(rounding(tiny_vit())),
     "`model` must return finite features": lambda: fp.vit_trunk(infinite(tiny_vit())),
     "got RuntimeError: Inference tensors cannot be saved": lambda: fp.vit_trunk(inferred()),
     "from VisionTransformer.forward_features": later,
@@ -168,6 +185,35 @@ def test_a_model_that_cannot_be_right_is_refused(message):
         REFUSED[message]()
 
 
+def test_a_block_without_attention_reads_no_prompts_which_is_no_fault():
+    model, images = tiny_vit(), torch.rand(2, 3, 16, 16).double()
+    model.blocks[1].forward = lambda tokens, **_: tokens
+    assert torch.equal(fp.encode_prompted(fp.vit_trunk(model), images).pooled, model(images))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"),
+    [(torch.float64, 1 + 1e-4, 1 + 1e-3), (torch.float32, 1 + 1e-4, 1.01), (torch.half, 1.01, 1.2)],
+)
+def test_features_may_differ_by_the_rounding_of_their_dtype(dtype, right, wrong):
+    for factor in (right, wrong):
+        model = tiny_vit().to(dtype)
+        model.forward = partial(
+            lambda forward, factor, x: factor * forward(x), model.forward, factor
+        )
+        if factor == right:
+            fp.vit_trunk(model)
+    with raises(ValueError, "`model` must compute part by part what it computes as a whole"):
+        fp.vit_trunk(model)
+
+
+def test_features_may_differ_by_the_rounding_of_fast_products(monkeypatch):
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    model = tiny_vit().float()
+    model.forward = partial(lambda forward, images: 1.01 * forward(images), model.forward)
+    assert fp.vit_trunk(model).probe.seen
+
+
 def test_without_the_probe_int8_models_have_fingerprints_and_a_check_that_fails():
     model = int8(tiny_vit())
     trunk = fp.vit_trunk(model, probe=False)
@@ -178,26 +224,30 @@ def test_without_the_probe_int8_models_have_fingerprints_and_a_check_that_fails(
 
 
 class Counting(nn.Identity):
-    """A layer with a counter as a buffer, and with random numbers."""
+    """A layer with counters as buffers, which it writes or replaces, and with random numbers."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("none", None)
 
     def forward(self, tokens):
         self.count += 1
+        self.total = self.total + 1
         torch.rand(1)
         return tokens
 
 
-def test_a_probe_leaves_no_trace():
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_a_probe_leaves_no_trace(without_gradients):
     model = tiny_vit()
     model.patch_drop = Counting()
     stream = torch.get_rng_state()
-    with torch.no_grad():  # it has gradients nevertheless
+    with without_gradients():  # it has gradients nevertheless
         trunk = fp.vit_trunk(model, trainable=[model.norm])
     assert torch.equal(torch.get_rng_state(), stream)
-    assert model.patch_drop.count == 0
+    assert model.patch_drop.count == model.patch_drop.total == 0
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(part._forward_hooks for part in model.modules())
     assert trunk.model is model

@@ -55,6 +55,13 @@ def padding_masked():
     return model
 
 
+def trained_in(name):
+    """A frozen CLIP except for one parameter of a part."""
+    model = freeze(make_clip())
+    next(model.get_submodule(name).parameters()).requires_grad_()
+    return model
+
+
 def coca():
     pools = {"attentional_pool": True, "attn_pooler_heads": 2}
     return open_clip.coca_model.CoCa(12, TEXT | {"attn_pooler_heads": 2}, TEXT, VISION | pools)
@@ -143,6 +150,23 @@ def altered(model):
     return model
 
 
+def unsized():
+    """A model that keeps its weights as buffers."""
+    model = tiny_vit()
+    for part in model.modules():
+        for name in list(part._parameters):
+            value = part._parameters.pop(name)
+            part.register_buffer(name, None if value is None else value.detach())
+    return model
+
+
+def blind():
+    """A model that embeds no image."""
+    model = tiny_vit()
+    model.patch_embed.proj = nn.Conv2d(3, 7, 8, 8)
+    return model
+
+
 @cache
 def torch_vit():
     return TorchVit(32, 8, num_layers=3, num_heads=2, hidden_dim=16, mlp_dim=32)
@@ -222,6 +246,7 @@ zero_shot_classifier(tower(), [], ['a {}']) -> ValueError: `names` must contain 
 zero_shot_classifier(tower(), [3], [str]) -> TypeError: `names[0]` must be a string; got 3
 TextTower(coca(), TOKENIZER) -> TypeError: (CoCa adds a token); got CoCa.
 TextTower(nn.Linear(1, 1), TOKENIZER) -> TypeError: `clip_model` must be an open_clip CLIP or
+zero_shot_classifier(make_clip(), ['cat'], ['a {}']) -> TypeError: `tower` must be a TextTower
 TextTower(with_text(nn.Linear(1, 1)), TOKENIZER) -> TypeError: have a text tower that takes
 TextTower(make_clip(custom=True, embed_cls=True), TOKENIZER) -> TypeError: it adds a token, as CoCa
 TextTower(make_clip(embed_cls=True), TOKENIZER) -> TypeError: it adds a token, as CoCa does
@@ -232,10 +257,24 @@ TextTower(make_clip(), 'ViT-B-16') -> TypeError: `tokenizer` must be a tokenizer
 TextTower(make_clip(), words(end=[1, 0, 7], pad=7)) -> TypeError: must return nothing but
 TextTower(make_clip(), lambda texts, context_length: TOKENIZER(texts)) -> ValueError: must return
 TextTower(make_clip(), words(start=[49408])) -> ValueError: whose vocabulary has 49408 tok
+TextTower(make_clip(), lambda texts, context_length: zeros(1, 27)) -> TypeError: return a tensor (te
+TextTower(make_clip(), lambda texts, context_length: zeros(27).long()) -> TypeError: return a tensor
+TextTower(trained_in('visual'), TOKENIZER) -> ValueError: `clip_model` must have no adapters and tr
+TextTower(trained_in('transformer'), TOKENIZER) -> ValueError: `clip_model` must have no adapters an
 TextTower(make_clip(), TOKENIZER, class_chunk=0) -> ValueError: `class_chunk` must be
 TextTower(make_clip(), TOKENIZER, class_chunk=2.5) -> TypeError: `class_chunk` must be
 of_siglip() -> TypeError: or a CLIPModel or
+tower().sentences('cat') -> TypeError: `texts` must be a sequence of strings; got 'cat'
+tower().sentences([]) -> ValueError: `texts` must contain at least one string
 tower()(zeros(1, 2, 16)) -> TypeError: `text` must be PromptedText, from prompted_text
+tower()(PromptedText([[[0.0]]], zeros(1, 3, 4, 16), (2, 3, 4))) -> TypeError: `text.prefix` must be
+tower()(PromptedText(zeros(1, 2, 16), None, (2, 3, 4))) -> TypeError: `text.suffix` must be a float
+tower()(PromptedText(zeros(1, 2, 16) / 0, zeros(1, 3, 4, 16), (2, 3, 4))) -> ValueError: `text.prefi
+tower()(PromptedText(zeros(1, 2, 16), zeros(1, 3, 4, 16) / 0, (2, 3, 4))) -> ValueError: `text.suffi
+sentence((1, 2, 16), (1, 3, 4, 16), (2, 3, 4), -1) -> ValueError: `text.context` must be at least 0
+sentence((1, 2, 16), (1, 3, 4, 16), (2, 3, 4.0)) -> ValueError: `text.end` must be 3 positions in
+sentence((1, 2, 16), (1, 3, 4, 16), [2, 3, 4]) -> ValueError: `text.end` must be 3 positions in
+sentence((2, 16), (3, 4, 16), (2, 3, 4)) -> ValueError: got (2, 16) and (3, 4, 16)
 sentence((1, 2, 8), (1, 3, 4, 8), (2, 3, 4)) -> ValueError: prefix of shape (contexts, length, 16)
 sentence((2, 2, 16), (1, 3, 4, 16), (2, 3, 4)) -> ValueError: got (2, 2, 16) and (1, 3, 4, 16)
 sentence((1, 2, 16), (1, 0, 4, 16), ()) -> ValueError: got (1, 2, 16) and (1, 0, 4, 16)
@@ -272,6 +311,7 @@ tokens_of(visual(pool_type='none')) -> TypeError: `clip_model` must pool a clas
 tokens_of(clip_with(TimmModel('resnet10t', 12, 160, pool='abs_attn', proj=''))) -> TypeError: whose
 tokens_of(clip_with(unpooled())) -> TypeError: pool its image tokens
 tokens_of(make_clip().train()) -> ValueError: be in eval mode, as freeze(clip_model)
+image_tokens(make_clip(), [[0.0]]) -> TypeError: `images` must be floating-point of shape
 tokens_of(make_clip(), 2, 3, 224, 224) -> ValueError: (16, 16), because its positions are
 tokens_of(make_clip(), 2, 16, 16, 3) -> ValueError: have 3 channels in front of height and width; c
 vit_trunk(open_clip.model.CLIP(4, SMALL | {'head_width': 4}, TEXT | {'vocab_size': 9})) \
@@ -319,6 +359,9 @@ masked(zeros(17, 17).bool()) -> TypeError: shape (seq, seq); got a bool tensor o
 masked([[0.0]]) -> TypeError: `attention_mask` must be a floating-point tensor of shape (seq, seq)
 masked(zeros(1, 1)) -> ValueError: have shape (seq, seq) for the 17 tokens; got (1, 1).
 masked(zeros(18, 18)) -> ValueError: have shape (seq, seq) for the 17 tokens; got (18, 18).
+vit_trunk(half := tiny_vit().bfloat16(), trainable=[half.norm]) -> ValueError: be in float32 or fl
+vit_trunk(unsized()) -> ValueError: `model` must have floating-point parameters; got none.
+vit_trunk(blind()) -> ValueError: must embed an image; weights outside of blocks must fit, not shard
 trainable([]) -> ValueError: contain at least one parameter of `model`; got none.
 trainable('lora_') -> TypeError: `trainable` must be a list of parameters or modules of `model`; got
 trainable(['lora_']) -> TypeError: `trainable[0]` must be a parameter or a module of `model`; got
@@ -326,6 +369,9 @@ trainable([nn.Linear(2, 2)]) -> ValueError: `trainable` must belong to `model`; 
 judged(1, 3, 16, 16) -> ValueError: contain at least two images; got 1.
 judged(2, 3, 16, 16, dtype=zeros(1).byte().dtype) -> TypeError: be floating-point of shape (bat
 judged(2, 3, 16, 16, forward=3) -> TypeError: be a function of images or None; go
+check.activation(None, 'ViT-B-16', 'openai') -> TypeError: `clip_model` must be an nn.Module; got
+check.activation(make_clip(), 3, 'openai') -> TypeError: `name` must be a string; got 3
+check.activation(make_clip(), 'ViT-B-16', None) -> TypeError: `pretrained` must be a string; got
 check.activation(make_clip(), 'ViT-B-16', 'no such tag') -> ValueError: got no such tag
 check.activation(make_clip(), 'ViT-B-16', '/home/weights.pt') -> ValueError: a tag that open_clip l
 check.activation(make_clip(), 'no such model', 'openai') -> ValueError: lists for `no such model`;

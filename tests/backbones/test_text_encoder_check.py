@@ -23,7 +23,8 @@ def test_the_library_passes(kind, chunk):
         tower,
         tower.class_names(NAMES),
         words=tower.words("a photo of a"),
-        expected=model.encode_text(TOKENIZER([f"a photo of a {name}." for name in NAMES])),
+        expected=(1 + 1e-11)
+        * model.encode_text(TOKENIZER([f"a photo of a {name}." for name in NAMES])),
     )
     assert report.passed, str(report)
     assert len(report.lines) == 12
@@ -106,13 +107,19 @@ def centered(tower, text, dim=-2, share=-1.0):
 WRONG = {
     "another width": (OtherWidth, "shape"),
     "squeezed": (lambda tower, text: tower(text).squeeze(0), "shape"),
-    "random": (lambda tower, text: nn.functional.dropout(tower(text), 0.5), "repeatable"),
+    "classes first": (lambda tower, text: tower(text).movedim(-2, -3), "shape"),
+    "not finite": (lambda tower, text: tower(text).log(), "shape"),
+    "random": (lambda tower, text: nn.functional.dropout(1e-12 * tower(text), 0.5), "repeatable"),
     "sorted classes": (sorted_classes, "classes"),
     "centered": (centered, "classes"),
     "mixed contexts": (partial(centered, dim=-3, share=0.1), "contexts"),
     "reads padding": (reading_padding, "end of text"),
     "no suffix context": (without_suffix_context, "class-specific"),
     "one sample": (first_sample, "samples"),
+    "another width without samples": (
+        lambda tower, text: tower(text)[..., : 12 if len(text.prefix) else 11],
+        "samples",
+    ),
     "detached": (detached, "gradients"),
     "no finite gradient": (
         lambda tower, text: tower(text) + (0 * text.prefix).sum().sqrt(),
@@ -121,7 +128,7 @@ WRONG = {
     "trains": (Trains, "frozen"),
     "counts": (counting, "unchanged"),
     "copied": (Copied, "shared"),
-    "scaled": (lambda tower, text: 1.01 * tower(text), "same as the model"),
+    "scaled": (lambda tower, text: (1 + 1e-9) * tower(text), "same as the model"),
 }
 
 

@@ -73,6 +73,11 @@ def test_exactly_the_chosen_parameters_are_trained_under_their_names(part):
     assert len(chosen) == {left_trainable: 6, norms: 6, biases: 3}[part]
     assert all(parameter is model.get_parameter(name) for name, parameter in held.items())
     fp.encode_prompted(trunk, draw_images(model))  # the check of frozen parameters allows them
+    part = next(each for each in trunk.trainable.modules() if each._parameters)
+    name = next(iter(part._parameters))
+    with raises(KeyError, name):
+        delattr(part, name)
+    assert len(part._parameters) == len(list(part.parameters()))
 
 
 @every_part

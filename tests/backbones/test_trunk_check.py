@@ -10,6 +10,7 @@ from own_trunks import (
     AnotherModel,
     CachedMask,
     NormalizeIsTheIdentity,
+    PaddedImages,
     PlainTrunk,
     WithoutGradients,
 )
@@ -42,7 +43,29 @@ def test_each_mistake_fails_its_line_with_a_remedy(make, failed, images):
 
 def test_patches_may_leave_out_the_rest_of_an_image():
     images = torch.randn(3, 3, 17, 19, generator=torch.Generator().manual_seed(0))
-    assert "sizes" not in check_trunk(PlainTrunk(), images).failed
+    for trunk in (PlainTrunk(), PaddedImages(patches=25)):
+        assert "sizes" not in check_trunk(trunk, images).failed
+
+
+def test_float64_is_judged_to_nine_digits(images):
+    trunk = PlainTrunk()
+    trunk.model.double()
+    trunk.mask = trunk.mask.double()
+    for factor, failed in ((1 + 1e-11, ()), (1 + 1e-7, ("same as the model",))):
+        forward = lambda images, factor=factor: factor * trunk.forward(images)  # noqa: E731
+        assert check_trunk(trunk, images.double(), forward).failed == failed
+
+
+def test_a_trunk_without_modules_and_tensors_has_one_line_that_is_not_judged(images):
+    trunk = PlainTrunk()
+    members = ("prefix", "dim", "depth", "num_features", "patch_size")
+    members += ("embed", "block", "normalize", "pool", "__deepcopy__")
+    hidden = type("Hidden", (), {name: getattr(trunk, name) for name in members})()
+    hidden.__class__.__deepcopy__ = lambda self, memo: self
+    report = check_trunk(hidden, images, trunk.forward)
+    assert report.passed, report
+    (line,) = [line for line in report.lines if line.passed is None]
+    assert (line.name, line.measured[:31]) == ("frozen", "no modules or tensors found; ke")
 
 
 def test_every_line_fails_for_some_mistake(images):

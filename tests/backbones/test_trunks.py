@@ -281,14 +281,32 @@ def test_dynamic_image_sizes(name, size):
     assert_near(found, case.hooked(layers, replace=True)[0])
 
 
-def test_rotary_positions_of_dynamic_images_need_their_size():
-    trunk = fp.vit_trunk(build(row_named("vit_small_patch16_dinov3")))
+def test_images_are_padded_to_whole_patches_by_a_model_that_pads():
+    model = tiny_vit(dynamic_img_size=True, dynamic_img_pad=True)
+    trunk, images = fp.vit_trunk(model), draw(2, 3, 15, 21)
+    tokens = fp.encode_front(trunk, images, start=1)
+    late = fp.encode_from(trunk, tokens, start=1, image_size=(15, 21)).pooled
+    assert torch.equal(late, model(images))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: build(row_named("vit_small_patch16_dinov3")),
+        lambda: build_tower(tower_named("DINOv3ViTModel")),
+    ],
+    ids=["timm", "transformers"],
+)
+def test_rotary_positions_of_dynamic_images_need_their_size(make):
+    trunk = fp.vit_trunk(make())
+    side = 64 // trunk.patch_size
+    count = trunk.prefix + side**2
     late = partial(
         fp.encode_from, trunk, fp.encode_front(trunk, draw(2, 3, 48, 80), start=1), start=1
     )
     with raises(ValueError, "`image_size` must be given, because positions depend on height and"):
         late()
-    with raises(ValueError, "`tokens` must have 21 tokens without prompts, for 4 x 4 patches; got"):
+    with raises(ValueError, f"must have {count} tokens without prompts, for {side} x {side} patch"):
         late(image_size=64)
     difference = late(image_size=(80, 48)).pooled - late(image_size=(48, 80)).pooled
     assert difference.abs().max() > 1e-6  # so the size cannot be guessed from the tokens

@@ -50,7 +50,7 @@ class PlainTrunk:
     def padded(self, mask, num_prompts):
         size = len(mask) + num_prompts
         kept = [0, *range(1 + num_prompts, size)]
-        padded = torch.zeros(size, size)
+        padded = torch.zeros(size, size, dtype=mask.dtype)
         padded[torch.tensor(kept)[:, None], torch.tensor(kept)] = mask
         return padded
 
@@ -104,6 +104,34 @@ class CachedMaskWithPrompts(CachedMask):
         return self.cached
 
 
+class CachedMaskForPrompts(CachedMask):
+    """The mask of the first number of prompts is used for any other."""
+
+    def padded(self, mask, num_prompts):
+        return (
+            super().padded(mask, num_prompts) if num_prompts else PlainTrunk.padded(self, mask, 0)
+        )
+
+
+class CachedBatch(PlainTrunk):
+    """The class tokens of the first batch are used for any other."""
+
+    first = None
+
+    def embed(self, images):
+        tokens, mask = super().embed(images)
+        self.first = tokens[:, :1] if self.first is None else self.first
+        return torch.cat([self.first, tokens[:, 1:]], 1), mask
+
+
+class PaddedImages(PlainTrunk):
+    """Images are padded to whole patches."""
+
+    def embed(self, images):
+        height, width = images.shape[2:]
+        return super().embed(nn.functional.pad(images, (0, -width % 4, 0, -height % 4)))
+
+
 class MaskPaddedAtTheEnd(PlainTrunk):
     def padded(self, mask, num_prompts):
         return nn.functional.pad(mask, (0, num_prompts, 0, num_prompts))
@@ -127,6 +155,39 @@ class WithoutGradients(PlainTrunk):
         if layer == 0:
             return super().block(layer, tokens, context, num_prompts).detach()
         return super().block(layer, tokens, context, num_prompts)
+
+
+class Detached(nn.Identity):
+    def forward(self, tokens):
+        return tokens.detach()
+
+
+class WithoutGradientsOfAPart(PlainTrunk):
+    """A module in a block has no backward pass; gradients pass beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.model.blocks[0].mlp.append(Detached().eval())
+
+
+class ReadsOnePrompt(PlainTrunk):
+    """Only the first prompt of the first layer has gradients."""
+
+    def block(self, layer, tokens, context, num_prompts):
+        if layer == 0:
+            first, others, rest = tokens.split(
+                [2, num_prompts, tokens.shape[1] - 2 - num_prompts], 1
+            )
+            tokens = torch.cat([first, others.detach(), rest], 1)
+        return super().block(layer, tokens, context, num_prompts)
+
+
+class OneGradientIsNaN(PlainTrunk):
+    """The gradient of one prompt of the first layer is NaN."""
+
+    def block(self, layer, tokens, context, num_prompts):
+        nothing = (0 * tokens[:, 1]).sum().sqrt() if layer == 0 else 0
+        return super().block(layer, tokens, context, num_prompts) + nothing
 
 
 class WritesIntoTheModel(PlainTrunk):
@@ -195,7 +256,12 @@ WRONG = {
     "a mask that is padded at the end": (MaskPaddedAtTheEnd, ("positions",)),
     "positions for prompts": (PositionsForPrompts, ("positions",)),
     "mixed samples": (MixedSamples, ("same as the model", "samples")),
+    "a cached mask for prompts": (CachedMaskForPrompts, ("repeatable",)),
+    "a cached batch": (CachedBatch, ("repeatable",)),
     "no gradients": (WithoutGradients, ("gradients",)),
+    "no gradients of a part": (WithoutGradientsOfAPart, ("gradients",)),
+    "no gradients of other prompts": (ReadsOnePrompt, ("gradients",)),
+    "a gradient that is NaN": (OneGradientIsNaN, ("gradients",)),
     "left trainable": (left_trainable, ("frozen",)),
     "writes into the model": (WritesIntoTheModel, ("unchanged",)),
     "writes into the images": (WritesIntoTheImages, ("unchanged",)),

@@ -151,7 +151,11 @@ encode_from(TRUNK, TOKENS[:, :, :8], start=2) -> ValueError: shape (3, 6, 12); g
 encode_from(TRUNK, TOKENS.int(), start=2) -> TypeError: (batch, seq, 12); got a int32 tensor of sha
 encode_from(TRUNK, EARLY.to('meta'), start=1) -> ValueError: `tokens` must be on
 encode_from(TRUNK, EARLY, PromptStream({0: zeros(2, 12)}), start=1) -> ValueError: `tokens` must ha
-encode_from(TRUNK, EARLY, PromptStream({0: zeros(9, 12)}), start=1) -> ValueError: contain the 9 pr
+encode_from(TRUNK, EARLY, PromptStream({0: zeros(9, 12)}), start=1) \
+-> ValueError: have a patch besides the 2 of the prefix and 9 prompts before block 1; got 6 tokens.
+encode_from(TRUNK, EARLY, PromptStream({0: zeros(4, 12)}), start=1) -> ValueError: have a patch bes
+encode_from(TRUNK, EARLY / 0, start=1) -> ValueError: `tokens` must be finite
+encode_from(TRUNK, EARLY, PromptStream({2: zeros(2, 1, 12)}), start=1) -> ValueError: batch of 3 im
 mean_patch_tokens('vit', IMAGES) -> TypeError: `trunk` must be a Trunk, such as vit_trunk(model); g
 mean_patch_tokens(TRUNK, IMAGES.byte()) -> TypeError: `images` must be floating-point of shape
 mean_patch_tokens(TRUNK, IMAGES[:0]) -> ValueError: `images` must contain at least one image; got

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from scipy.ndimage import map_coordinates
 from sklearn.datasets import load_digits
 
 import build_samples
@@ -161,14 +163,21 @@ def test_noise_has_the_given_deviation():
     assert noise.std().item() == pytest.approx(0.2, abs=5 * 0.2 / 506)
 
 
-STILL = {"rotation": 0.0, "scale": 0.0, "shear": 0.0, "shift": 0.0}
-
-
-def test_a_warp_of_strength_zero_changes_nothing():
-    images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(
-        _pixels.warp(images, torch.Generator(), **STILL), images, atol=1e-5, rtol=0
-    )
+def test_a_warp_is_a_rotation_of_a_slanted_stretched_image_that_is_shifted():
+    """Independent reference: positions by hand, in pixels, and SciPy's interpolation."""
+    size, draw = 16, partial(torch.randn, generator=torch.Generator().manual_seed(1))
+    image = torch.rand(1, 1, size, size, generator=torch.Generator().manual_seed(0))
+    strengths = {"rotation": 0.3, "scale": 0.2, "shear": 0.1, "shift": 0.15}
+    warped = _pixels.warp(image, torch.Generator().manual_seed(1), **strengths)
+    angle = 0.3 * draw(1).item()
+    (wide, high), slant = (1 + 0.2 * draw(1, 2)[0]).tolist(), 0.1 * draw(1).item()
+    right, down = (0.15 * draw(1, 2, 1)[0, :, 0]).tolist()
+    y, x = np.meshgrid(*[(2 * np.arange(size) + 1) / size - 1] * 2, indexing="ij")
+    x, y = wide * x + slant * y, high * y
+    x, y = np.cos(angle) * x - np.sin(angle) * y, np.sin(angle) * x + np.cos(angle) * y
+    at = [((each + 1) * size - 1) / 2 for each in (y + down, x + right)]
+    expected = map_coordinates(image[0, 0].numpy(), at, order=1, mode="nearest")
+    np.testing.assert_allclose(warped[0, 0].numpy(), expected, atol=1e-4)
 
 
 def test_each_image_is_augmented_independently_and_keeps_its_position():
@@ -187,7 +196,8 @@ def test_each_image_is_augmented_independently_and_keeps_its_position():
 def test_an_elastic_field_bends_at_the_four_points_of_its_grid_alone(generator):
     """Values of the image are the numbers of its columns, so that they change as positions do."""
     columns = torch.arange(16.0).expand(3, 1, 16, 16)
-    moved = _pixels.warp(columns, generator, **STILL, elastic=0.02)[..., 1:-1]  # pixels 1 to 14
+    still = dict.fromkeys(("rotation", "scale", "shear", "shift"), 0.0)
+    moved = _pixels.warp(columns, generator, **still, elastic=0.02)[..., 1:-1]  # pixels 1 to 14
     bends = moved.diff(n=2).abs().amax((0, 1, 2)) > 1e-3
     assert (bends.nonzero()[:, 0] + 2).tolist() == [5, 10]
 
