@@ -56,6 +56,7 @@ names(pad=zeros(8) / 0) -> ValueError: `pad` must be finite; got 8 entries of 8 
 names(pad=zeros(2)) -> ValueError: `pad` must be as wide and where `tokens` is
 names(length=(3,)) -> ValueError: `length` must be a tuple for 2 names
 names(ending=(-1, 2)) -> ValueError: `ending` must be at least 0; got -1
+names(context_length=0) -> ValueError: `context_length` must be at least 1; got 0
 names(causal=1) -> TypeError: `causal` must be True or False
 server(state=[]) -> TypeError: `state` must be a tree of a dict; got a list of length 0
 server(answer=1) -> TypeError: `answer` must be a function; got 1 (int)
@@ -86,6 +87,10 @@ def names(**parts):
     made = {"start": zeros(1, 8), "tokens": zeros(2, 4, 8), "length": (3, 4), "pad": zeros(8)}
     made |= {"context_length": 77, "causal": True, "names": ("a", "b"), "ending": (2, 2)}
     return fp.interfaces.ClassNames(**made | parts)
+
+
+def test_a_class_may_have_no_tokens_at_its_end():
+    assert names(length=(0, 4), ending=(0, 2)).ending == (0, 2)
 
 
 def test_an_entry_without_tensors_may_stand_for_axes_or_shapes():

@@ -347,3 +347,6 @@ def test_a_run_without_rounds_and_a_function_without_a_method_are_refused(small)
         check_messages(fedprox, replace(small, setting=replace(small.setting, rounds=0)))
     with pytest.raises(TypeError, match=r"`method` must be a Method\(client, server, predict\)"):
         check_messages(lambda setting: None, small)
+    for make, federation, named in ((3, small, "make"), (fedprox, 3, "federation")):
+        with pytest.raises(TypeError, match=f"`{named}` must be"):
+            check_messages(make, federation)
