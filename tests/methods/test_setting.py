@@ -239,7 +239,7 @@ methods.models.check_sequences(layers=3) -> TypeError: `layers` must be a sequen
 methods.models.check_logits('guide', 3, 2, 3) -> TypeError: `guide` must return logits; got 3
 methods.models.check_logits('guide', LABELS, 2, 3) -> ValueError: logits (batch, classes) = (2, 3)
 methods.models.replace_contexts(LAYER, part=3) -> TypeError: `part` must be an nn.Module; got 3
-methods.models.replace_contexts(pair(2, 3), a=None, b=None) -> ValueError: each context (2, 8); got (3
+methods.models.replace_contexts(pair(2, 3), a=None, b=None) -> ValueError: each context (2, 8)
 clip(clip=LAYER) -> ValueError: `scale` must be given for a model without `logit_scale`; got a Lin
 clip(tower=LAYER) -> TypeError: `tower` must be a TextTower
 clip(template='a cat') -> ValueError: `template` must be a sentence with {}
