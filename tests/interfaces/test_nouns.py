@@ -8,6 +8,7 @@ import torch
 from torch import ones, zeros
 
 import fedprompt as fp
+import fedprompt._nouns as nouns  # noqa: F401 - for the table
 from refusals import refused
 
 ENTRY = fp.Weighted(torch.tensor([[1.0, 2.0], [torch.nan, 4.0]]), torch.tensor([3.0, 0.0]))
@@ -67,6 +68,12 @@ method(server={}) -> TypeError: `server` must be a Server(state, answer, step); 
 method(predict=1) -> TypeError: `predict` must be a function; got 1 (int)
 method(exchanges=0) -> ValueError: `exchanges` must be at least 1; got 0
 method(form={}) -> TypeError: `form` must be a function, by which messages are decoded; got a dict
+nouns.stream('s', stream(zeros(1, 1, 2, 8))) -> ValueError: `s.layers[0]` must have shape (prompts,
+nouns.stream('s', stream(zeros(2, 8)), 9) -> ValueError: `s.layers[0]` must have shape (prompts, 9)
+nouns.stream('s', stream([0.0])) -> TypeError: `s.layers[0]` must be a floating-point tensor
+nouns.class_names(fp.interfaces.ClassNames(*range(8))) -> TypeError: `names.tokens` must be a float
+nouns.value_of('v', {}, 'a', ENTRY) -> ValueError: `v` must have the name 'a'; got []
+nouns.value_of('v', {'a': zeros(2, 3)}, 'a', ENTRY) -> ValueError: `v['a']` must have the shape of
 method(wrappers='coded') -> TypeError: `wrappers` must be a tuple of names; got 'coded' (str)
 """
 

@@ -352,6 +352,20 @@ def test_results_that_share_memory_and_writes_of_a_step_a_loop_and_a_prediction_
         next(rounds).model(made, Data(4, 0))
     with pytest.raises(ValueError, match="before round 1: a `Round` must not be changed"):
         next(rounds)
+    rounds = fp.run_rounds(method(), Data, [[0], [0]])
+    next(rounds).clients["0"]["mine"] = 1
+    with pytest.raises(ValueError, match="client 0, round 1: a state must not be changed between"):
+        next(rounds)
+
+
+def test_an_error_of_a_step_has_the_payloads_and_the_round_as_notes():
+    def step(server_round, payloads, state):
+        raise ValueError("of the step")
+
+    made = method()._replace(server=method().server._replace(step=step))
+    with pytest.raises(ValueError, match="of the step") as error:
+        next(fp.run_rounds(made, Data, [[2, 0]]))
+    assert error.value.__notes__ == ["payloads of clients [0, 2]", "server, round 0"]
 
 
 def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
