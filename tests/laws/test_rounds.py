@@ -461,13 +461,12 @@ def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
 
 
 SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
-START = fp.Round(0, {}, 3)
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 next(fp.run_rounds(method(), 3, COHORTS)) -> TypeError: `data` must be a function; got 3
 next(fp.run_rounds(method(), Data, 3)) -> TypeError: `cohorts` must be an iterable of cohorts; got 3
 next(fp.run_rounds(method(), Data, COHORTS, share=1)) -> TypeError: `share` must be True or False
-next(fp.run_rounds(method(), Data, COHORTS, start=START)) -> TypeError: `start.clients` must map ids
+next(fp.run_rounds(method(), Data, [], start=fp.Round(0, {}, 3))) -> TypeError: `start.clients` must
 fp.rounds.counted(3, fp.Ledger()) -> TypeError: `method` must be a Method
 fp.rounds.counted(method(), 3) -> TypeError: `ledger` must be a Ledger; got 3
 fp.rounds.coded(3, int8()) -> TypeError: `method` must be a Method
