@@ -163,6 +163,15 @@ def test_one_model_of_all_clients_is_made_once():
     assert (found["full"], found["own"], found["balanced"]) == (1, 1, 1)
 
 
+def test_a_model_that_writes_into_the_state_when_it_predicts_is_refused():
+    def predict(data, answer, state):
+        return lambda inputs: inputs * len(state.setdefault("seen", [data.id]))
+
+    now = fp.Round(0, SERVER.state, {"1": {"trained": 1}})
+    with pytest.raises(ValueError, match="client 1: a prediction must change no argument; got"):
+        evaluate(of(predict), federation(), now, MIXED, clients=[1], newcomers=())
+
+
 def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
     """SGD from zero: each step adds to the row of a class the mean gradient of its inputs.
 
