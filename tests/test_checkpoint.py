@@ -397,7 +397,8 @@ def test_damage_is_refused(tmp_path):
 CRAFTED = """
 [1] | {} | {"evil": [1]} | {"tensor": "1", "list": []} | {"tensor": "7"} | {"tensor": [0]} | {
 {"float": 1} | {"float": "one"} | {"list": 5} | {"list": {"a": 1}} | {"dict": [5]}
-{"dict": [["a"]]} | {"dict": [[["a"], 1]]} | {"weighted": [{"tensor": "0"}]} | {"weighted": []}
+{"dict": [["a"]]} | {"dict": [[["a"], 1]]} | {"weighted": [{"tensor": "0"}]} | {"dict": ["ab"]}
+{"weighted": []}
 """.replace("\n", " | ").strip(" |")
 
 

@@ -81,6 +81,14 @@ def test_rows_without_numbers_or_of_zeros_have_a_scale_of_zero(dtype):
         assert codec.decode(message, like=payload)["head"].value.equal(value)
 
 
+@pytest.mark.parametrize("codec", [HALF, BYTE, TOP], ids=["16", "8", "top"])
+def test_no_message_and_no_state_has_a_graph(codec):
+    payload = {"a": Weighted(*(part.clone().requires_grad_() for part in ONE["a"]))}
+    message, state = codec.encode(payload, codec.init(payload))
+    entries = [entry if isinstance(entry, Weighted) else (entry,) for entry in message.values()]
+    assert not any(part.requires_grad for entry in [*entries, state.values()] for part in entry)
+
+
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 top_k(fraction=0) -> ValueError: `fraction` must be above 0; got 0
 top_k(fraction=1.5) -> ValueError: `fraction` must be at most 1; got 1.5

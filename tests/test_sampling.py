@@ -107,7 +107,8 @@ def test_streams_and_cohorts_leave_the_global_generators_unchanged():
 
     before = state()
     numbers(stream_generator(1, server_round=2, client=3))
-    sample_clients(range(9), size=3, generator=stream_generator(0, server_round=0, client=0))
+    draw = stream_generator(0, server_round=0, client=0)
+    assert sample_clients(np.arange(9), size=9, generator=draw) == list(range(9))
     assert state() == before
 
 
@@ -124,5 +125,6 @@ stream_generator(0, server_round=-1) -> ValueError: `server_round` must be at le
 stream_generator(0, server_round=2**64) -> ValueError: `server_round` must be below 2**
 stream_generator(0, server_round=0, client=-1) -> ValueError: `client` must be at least 0; got -1
 stream_generator(0, server_round=0, client=2**64) -> ValueError: `client` must be below 2**
+sample_clients(np.zeros((2, 2)), size=1, generator=DRAW) -> TypeError: `clients` must be a sequence
 sample_clients(5, size=1, generator=DRAW) -> TypeError: `clients` must be a sequence of ids, such as
 """)

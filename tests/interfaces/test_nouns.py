@@ -8,6 +8,7 @@ import torch
 from torch import ones, zeros
 
 import fedprompt as fp
+import fedprompt._nouns as nouns  # noqa: F401 - for the table
 from refusals import refused
 
 ENTRY = fp.Weighted(torch.tensor([[1.0, 2.0], [torch.nan, 4.0]]), torch.tensor([3.0, 0.0]))
@@ -56,6 +57,7 @@ names(pad=zeros(8) / 0) -> ValueError: `pad` must be finite; got 8 entries of 8 
 names(pad=zeros(2)) -> ValueError: `pad` must be as wide and where `tokens` is
 names(length=(3,)) -> ValueError: `length` must be a tuple for 2 names
 names(ending=(-1, 2)) -> ValueError: `ending` must be at least 0; got -1
+names(context_length=0) -> ValueError: `context_length` must be at least 1; got 0
 names(causal=1) -> TypeError: `causal` must be True or False
 server(state=[]) -> TypeError: `state` must be a tree of a dict; got a list of length 0
 server(answer=1) -> TypeError: `answer` must be a function; got 1 (int)
@@ -66,6 +68,12 @@ method(server={}) -> TypeError: `server` must be a Server(state, answer, step); 
 method(predict=1) -> TypeError: `predict` must be a function; got 1 (int)
 method(exchanges=0) -> ValueError: `exchanges` must be at least 1; got 0
 method(form={}) -> TypeError: `form` must be a function, by which messages are decoded; got a dict
+nouns.stream('s', stream(zeros(1, 1, 2, 8))) -> ValueError: `s.layers[0]` must have shape (prompts,
+nouns.stream('s', stream(zeros(2, 8)), 9) -> ValueError: `s.layers[0]` must have shape (prompts, 9)
+nouns.stream('s', stream([0.0])) -> TypeError: `s.layers[0]` must be a floating-point tensor
+nouns.class_names(fp.interfaces.ClassNames(*range(8))) -> TypeError: `names.tokens` must be a float
+nouns.value_of('v', {}, 'a', ENTRY) -> ValueError: `v` must have the name 'a'; got []
+nouns.value_of('v', {'a': zeros(2, 3)}, 'a', ENTRY) -> ValueError: `v['a']` must have the shape of
 method(wrappers='coded') -> TypeError: `wrappers` must be a tuple of names; got 'coded' (str)
 """
 
@@ -86,6 +94,10 @@ def names(**parts):
     made = {"start": zeros(1, 8), "tokens": zeros(2, 4, 8), "length": (3, 4), "pad": zeros(8)}
     made |= {"context_length": 77, "causal": True, "names": ("a", "b"), "ending": (2, 2)}
     return fp.interfaces.ClassNames(**made | parts)
+
+
+def test_a_class_may_have_no_tokens_at_its_end():
+    assert names(length=(0, 4), ending=(0, 2)).ending == (0, 2)
 
 
 def test_an_entry_without_tensors_may_stand_for_axes_or_shapes():

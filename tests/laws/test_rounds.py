@@ -18,6 +18,7 @@ import two_processes
 from fedprompt.codecs import float16, int8, top_k
 from fedprompt.wire import Header, encode_payload
 from fedprompt.wire.gather import ranks_of
+from refusals import refused
 from same import assert_same
 from small_method import COHORTS, GUESTS, Data, method
 
@@ -351,6 +352,20 @@ def test_results_that_share_memory_and_writes_of_a_step_a_loop_and_a_prediction_
         next(rounds).model(made, Data(4, 0))
     with pytest.raises(ValueError, match="before round 1: a `Round` must not be changed"):
         next(rounds)
+    rounds = fp.run_rounds(method(), Data, [[0], [0]])
+    next(rounds).clients["0"]["mine"] = 1
+    with pytest.raises(ValueError, match="client 0, round 1: a state must not be changed between"):
+        next(rounds)
+
+
+def test_an_error_of_a_step_has_the_payloads_and_the_round_as_notes():
+    def step(server_round, payloads, state):
+        raise ValueError("of the step")
+
+    made = method()._replace(server=method().server._replace(step=step))
+    with pytest.raises(ValueError, match="of the step") as error:
+        next(fp.run_rounds(made, Data, [[2, 0]]))
+    assert error.value.__notes__ == ["payloads of clients [0, 2]", "server, round 0"]
 
 
 def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
@@ -396,6 +411,21 @@ def test_a_codec_that_leaves_numbers_out_sends_changes_and_counted_methods_come_
             fp.rounds.coded(wrapped, codec)
 
 
+def test_entries_of_an_answer_are_values_of_which_changes_are_sent():
+    def train(data, answer, state):
+        value = answer["x"].value + 1 if answer else torch.ones(3)
+        return {"x": fp.Weighted(value, torch.ones(3))}, state
+
+    def coded(answer):
+        server = fp.Server({}, lambda *all: answer, lambda number, found, state: found[2], False)
+        made = fp.Method(train, server, max, form=lambda client: ONE)
+        return fp.run_rounds(fp.rounds.coded(made, top_k(fraction=1.0)), Data, [[2]])
+
+    assert next(coded(ONE)).server["x"].value.tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match=r"`answer` must have each entry .* none for 'x'"):
+        next(coded({}))
+
+
 def test_a_client_whose_numbers_are_not_finite_is_named_by_its_id():
     def train(data, answer, state):
         number = torch.nan if data.id == 9 else 1.0
@@ -428,6 +458,24 @@ def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
     optimizer.step()
     assert torch.equal(state["state"][0]["exp_avg"], before)
     assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
+
+
+SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
+
+test_wrong_calls_are_refused_by_name = refused(globals())("""
+next(fp.run_rounds(method(), 3, COHORTS)) -> TypeError: `data` must be a function; got 3
+next(fp.run_rounds(method(), Data, 3)) -> TypeError: `cohorts` must be an iterable of cohorts; got 3
+next(fp.run_rounds(method(), Data, COHORTS, share=1)) -> TypeError: `share` must be True or False
+next(fp.run_rounds(method(), Data, [], start=fp.Round(0, {}, 3))) -> TypeError: `start.clients` must
+fp.rounds.counted(3, fp.Ledger()) -> TypeError: `method` must be a Method
+fp.rounds.counted(method(), 3) -> TypeError: `ledger` must be a Ledger; got 3
+fp.rounds.coded(3, int8()) -> TypeError: `method` must be a Method
+fp.rounds.coded(method(), 3) -> TypeError: `codec` must be a codec, such as codecs.int8(); got 3
+fp.rounds.coded(method(), int8()).form(-1) -> ValueError: `client` must be at least 0; got -1
+fp.rounds.optimizer_state(3) -> TypeError: `optimizer` must be an optimizer of torch.optim; got 3
+fp.rounds.load_optimizer(3, {}) -> TypeError: `optimizer` must be an optimizer of torch.optim; got 3
+fp.rounds.load_optimizer(SGD, 3) -> TypeError: `state` must be a state of `optimizer_state`; got 3
+""")
 
 
 @pytest.mark.bad_input

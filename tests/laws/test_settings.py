@@ -109,6 +109,25 @@ def test_each_number_has_a_range_with_all_that_a_study_tunes(name, option):
             entry.make(None, **{option: wrong})
 
 
+FLAGS = [(n, o) for n, e in METHODS.items() for o, d in e.defaults.items() if isinstance(d, bool)]
+
+
+@pytest.mark.parametrize(("name", "option"), FLAGS)
+def test_each_flag_is_true_or_false(name, option):
+    with pytest.raises(TypeError, match=f"^`{option}` must be True or False; got 1"):
+        METHODS[name].make(None, **{option: 1})
+
+
+def test_ends_of_the_ranges_of_numbers():
+    ends = {"temperature": (1e-9, 0), "mass": (1, 1.01), "outer_mass": (1e-9, 0), "mix": (1, 1.01)}
+    ends |= {"beta": (0, -1e-9), "margin": (0, -1e-9), "rank": (1, 0), "steps": (0, -1)}
+    for option, (inside, outside) in ends.items():
+        check = range_of(option)
+        check(option, inside)
+        with pytest.raises(ValueError, match=f"^`{option}` must be"):
+            check(option, outside)
+
+
 def test_parts_of_the_energies_of_fedkd_are_shares():
     check = range_of("energies")
     for energy in METHODS["fedkd"].defaults["energies"]:

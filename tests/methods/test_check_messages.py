@@ -265,13 +265,19 @@ def test_data_of_others_in_an_augmentation_is_found(small):
     check_found(make, replace(small, setting=setting))
 
 
-def test_dropout_from_the_global_stream_is_honest(small):
+def test_dropout_from_the_global_stream_is_honest_and_the_number_of_threads_is_put_back(
+    small, monkeypatch
+):
+    numbers = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+
     def make(setting):
         dropout = torch.nn.Dropout(0.5)
         return sending(lambda data: dropout(data.own()[0]).sum())(setting)
 
     found = check_messages(make, small)
-    assert found.forked
+    assert (found.forked, numbers) == (True, [1, 7])
     assert found.repeats > len(small.shards) * 2 * 2 * 2  # two rounds, two clients, both ways
 
 
@@ -347,3 +353,6 @@ def test_a_run_without_rounds_and_a_function_without_a_method_are_refused(small)
         check_messages(fedprox, replace(small, setting=replace(small.setting, rounds=0)))
     with pytest.raises(TypeError, match=r"`method` must be a Method\(client, server, predict\)"):
         check_messages(lambda setting: None, small)
+    for make, federation, named in ((3, small, "make"), (fedprox, 3, "federation")):
+        with pytest.raises(TypeError, match=f"`{named}` must be"):
+            check_messages(make, federation)

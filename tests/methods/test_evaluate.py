@@ -163,19 +163,33 @@ def test_one_model_of_all_clients_is_made_once():
     assert (found["full"], found["own"], found["balanced"]) == (1, 1, 1)
 
 
+def test_a_model_that_writes_into_the_state_when_it_predicts_is_refused():
+    def predict(data, answer, state):
+        return lambda inputs: inputs * len(state.setdefault("seen", [data.id]))
+
+    now = fp.Round(0, SERVER.state, {"1": {"trained": 1}})
+    with pytest.raises(ValueError, match="client 1: a prediction must change no argument; got"):
+        evaluate(of(predict), federation(), now, MIXED, clients=[1], newcomers=())
+
+
 def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
     """SGD from zero: each step adds to the row of a class the mean gradient of its inputs.
 
     The rate is the given one, whatever the setting makes of a client's rate.
     """
-    model = nn.Linear(3, 3, bias=False)
+    model, rates = nn.Linear(3, 3, bias=False), []
 
     def predict(data, answer, state):
         nn.init.zeros_(model.weight)
         return model
 
+    def sgd(parameters, lr):
+        rates.append(lr)
+        return torch.optim.SGD(parameters, lr)
+
     never = {"schedule": lambda progress: 0.0}
-    own = federation(make_optimizer=torch.optim.SGD, batch_size=5, **never)
+    own = federation(make_optimizer=sgd, batch_size=5, **never)
+    evaluate(of(predict), own, NOW, MIXED, clients=(), steps=1)
     found = evaluate(of(predict), own, NOW, MIXED, clients=(), steps=3, learning_rate=0.1)
     assert found == {"received": 1 / 5, "after": 1.0}  # equal logits are class 0
     expected = torch.zeros(3, 3)
@@ -184,6 +198,7 @@ def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
         slope = (inputs @ expected.T).softmax(1) - nn.functional.one_hot(labels, 3)
         expected -= 0.1 * slope.T @ inputs / 5
     torch.testing.assert_close(model.weight.detach(), expected)
+    assert rates == [1e-2, 0.1]
 
 
 def test_models_are_tested_without_dropout_and_a_frozen_part_stays_as_it_is():
@@ -344,6 +359,9 @@ call(clients=3) -> TypeError: `clients` must be an iterable of ids of clients; g
 call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
 call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
 call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
+call(method=of(lambda *all: len)) -> TypeError: `predictions` must be a tensor of logits; got 4
+call(clients=['a']) -> TypeError: `clients[0]` must be an integer; got 'a'
+call(domains=3) -> TypeError: `domains` must map names to ids of clients; got 3
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be
 call(domains={'a': [2]}) -> ValueError: have some of the clients that are tested, each once; got [2]
 call(domains={'a': [0, 0]}) -> ValueError: the clients that are tested, each once; got [0, 0]

@@ -106,6 +106,34 @@ def test_a_setting_has_one_trunk_or_several_and_can_be_replaced():
     several = replace(replace(first, seed=1), trunks=[one, two])
     assert (first.trunk, first.trunks, several.trunks) == (one, [one], [one, two])
     assert replace(several, rounds=2).trunk_of(3) is two
+    assert replace(first, seed=1).model(0, {}) is not first.model(0, {})
+    assert "_models" not in repr(first)
+
+
+def test_numbers_that_are_not_given_are_the_documented_ones():
+    text, images = clip(class_names=["cat"], clients=[0]), vit(trunk=TRUNK)
+    assert (text.batch_size, text.seed, text.length, images.num_prompts) == (32, 0, 8, 8)
+    assert len(text.drawn_contexts("x")()) == 1
+    assert named(clip(num_classes=3)).setting.num_classes == 3
+    falling = setting(schedule=lambda share: 1 - share, rounds=2)
+    rates = [group["lr"] for group in falling.optimizer(LAYER, 0.5).param_groups]
+    assert [falling.learning_rate(0.5), *rates] == [0.5, 0.5]
+
+
+def test_the_smallest_settings_have_no_rounds_no_steps_and_batches_of_one():
+    assert [*setting(rounds=0).cohorts()] == []
+    for steps, sizes in [(0, []), (None, [1, 1])]:
+        data = call(setting(steps=steps, batch_size=1)).data(3, 0)
+        assert [len(labels) for _, labels in data.batches()] == sizes
+
+
+def test_phases_share_the_batches_and_parts_have_less_than_twice_their_size():
+    data = call(setting(steps=5)).data(3, 0)
+    assert [len([*batches]) for batches in data.phases(2)] == [2, 3]
+    for count, sizes in [(127, [127]), (255, [255]), (256, [128, 128]), (257, [129, 128])]:
+        labels = torch.zeros(count, dtype=torch.int64)
+        parts = ClientData(setting(), 0, 0, labels, lambda chosen: chosen).parts()
+        assert [len(inputs) for inputs, _ in parts] == sizes
 
 
 def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
@@ -127,6 +155,11 @@ def vit(**changes):
 
 def clip(**changes):
     return ClipSetting(**{"tower": TOWER, "rounds": 1} | changes)
+
+
+def pair(*lengths):
+    contexts = [fp.ContextPrompts(8, length=length) for length in lengths]
+    return torch.nn.ModuleDict(dict(zip("ab", contexts, strict=True)))
 
 
 def named(of):
@@ -166,6 +199,9 @@ call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)
 call(shards={0: tensor([0.5])}) -> TypeError: `shards[0]` must be integers
 call(shards={0: torch.arange(0)}) -> ValueError: `shards[0]` must have at least one position
 call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an integer
+setting(clients=3) -> TypeError: `clients` must be a sequence of ids, such as range(100); got 3
+setting(schedule=0.5) -> TypeError: `schedule` must be a function; got 0.5
+setting(make_optimizer='SGD') -> TypeError: `make_optimizer` must make an optimizer; got 'SGD'
 setting(clients=[0, 1, 0]) -> ValueError: `clients` must have each id once; got a list of length 3
 setting(batch_size=0) -> ValueError: `batch_size` must be at least 1; got 0
 setting(steps=-1) -> ValueError: `steps` must be at least 0; got -1
@@ -190,6 +226,20 @@ next(vit(trunk=TRUNK).cohorts()) -> ValueError: `setting` must name the clients
 vit(trunk=TRUNK, trunks=[TRUNK]) -> ValueError: `trunk` must be None if `trunks` is given
 vit(clients=[0]) -> ValueError: `trunks` must have at least one trunk; got none
 vit(trunks=[TRUNK] * 2).trunk -> ValueError: `trunks` must have one trunk, for a model that all
+vit(trunk=TRUNK, prompts=3) -> TypeError: `prompts` must be a function; got 3
+vit(trunk=TRUNK, prompts=LAYER) -> TypeError: `prompts` must make a module from a trunk
+vit(trunk=TRUNK, prompts=id).new_model() -> TypeError: `prompts(trunk)` must be an nn.Module; got
+vit(trunk=TRUNK, tune=itself).new_model(tune=norms) -> ValueError: `tune` must be None for a method
+vit(trunk=TRUNK, tune=itself).new_model(prompts=id) -> ValueError: `tune` must be None for a method
+clip(class_names=3) -> TypeError: `class_names` must be a sequence of names; got 3
+clip(class_names=['a'], attributes=3) -> TypeError: `attributes` must be a sequence of sequences of
+clip(class_names=['a'], attributes=[['x']] * 2) -> ValueError: `attributes` must have sentences for
+clip(class_names=['a'], attributes=[['x']]).renamed(['b']) -> ValueError: `class_names` must be
+methods.models.check_sequences(layers=3) -> TypeError: `layers` must be a sequence of values; got 3
+methods.models.check_logits('guide', 3, 2, 3) -> TypeError: `guide` must return logits; got 3
+methods.models.check_logits('guide', LABELS, 2, 3) -> ValueError: logits (batch, classes) = (2, 3)
+methods.models.replace_contexts(LAYER, part=3) -> TypeError: `part` must be an nn.Module; got 3
+methods.models.replace_contexts(pair(2, 3), a=None, b=None) -> ValueError: each context (2, 8)
 clip(clip=LAYER) -> ValueError: `scale` must be given for a model without `logit_scale`; got a Lin
 clip(tower=LAYER) -> TypeError: `tower` must be a TextTower
 clip(template='a cat') -> ValueError: `template` must be a sentence with {}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 import tiny_federations as tiny
 from fedprompt.methods import averaged, fedavg_client, setting, take_step
+from fedprompt.methods.steps import known_rows
 
 
 def test_the_client_and_server_of_fedavg_are_the_loop_that_you_would_write():
@@ -27,6 +28,13 @@ def test_the_client_and_server_of_fedavg_are_the_loop_that_you_would_write():
     examples = sum(made.data(client, 0).num_examples for client in (0, 1))
     for name, value in now.server["values"].items():
         torch.testing.assert_close(value, total[name] / examples)
+
+
+def test_rows_of_positive_weight_are_known_and_keep_their_classes():
+    rows = torch.tensor([[1.0], [2.0], [3.0]])
+    entries = [fp.Weighted(rows, torch.tensor(weights)) for weights in ([0, 0.5, 2], [1.0, 0, 0])]
+    values, classes = known_rows(entries)
+    assert (values.flatten().tolist(), classes.tolist()) == ([2, 3, 1], [1, 2, 0])
 
 
 def test_names_that_moved_are_found_in_the_module_of_before_with_a_warning():
