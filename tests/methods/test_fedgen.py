@@ -38,7 +38,9 @@ def test_the_global_head_recognizes_generated_features():
 
 
 def test_a_later_step_descends_the_weighted_loss_of_generated_features_too():
+    """No client has class 0, and features of the other ones are generated."""
     made = mixed_federation(rounds=2, steps=1, make_optimizer=torch.optim.SGD)
+    made.labels = made.labels.clamp(min=1)
     method = fedgen(made, learning_rate=0.1, generated_weight=0.5)
     *_, now = fp.run_rounds(method, made.data, [range(5)])
     answer, data = method.server.answer(1, now.server), made.data(1, 1)

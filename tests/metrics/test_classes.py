@@ -172,6 +172,7 @@ harmonic_mean(torch.nan) -> ValueError: `accuracies[0]` must be finite; got nan.
 harmonic_mean([0.5, 0.6]) -> TypeError: `accuracies[0]` must be a number; got a list of length 2.
 measured(PAIR, predict=lambda batch: batch.argmax(1)) -> TypeError: `predict` must return
 measured(PAIR, predict=None) -> TypeError: `predict` must be a function; got None (NoneType).
+class_accuracy(len, 3, num_classes=2) -> TypeError: `batches` must be
 measured(PAIR, num_classes=3) -> ValueError: `predict(inputs)` must have shape (2, 3); got (2, 2)
 measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got values from 0 to 2.
 measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
