@@ -55,8 +55,6 @@ def test_no_client_moves_at_a_rate_of_0_or_without_steps(name, family, cohort, c
     start = fp.Round(-1, method.server.state, {})
     first = parameters(start.model(method, federation.data(0, 0)))
     *_, now = fp.run_rounds(method, federation.data, [cohort, [0]])
-    packed(now, "round", tensors := {})
-    assert all(tensor.isfinite().all() for tensor in tensors.values())
     if name not in PERSONALIZED_OTHERWISE:
         assert_same(parameters(now.model(method, federation.data(0, 1))), first, ordered=False)
     if not optimizers and "schedule" in changes:  # what is not read is said on its page

@@ -159,6 +159,7 @@ def test_the_success_of_an_attack_counts_the_samples_of_other_classes() -> None:
 
 PAIR = (torch.eye(2), torch.tensor([0, 1]))
 FAR = (torch.eye(2), torch.tensor([0, 2]))
+LABEL = torch.tensor([0])
 
 
 def measured(*batches, predict=lambda batch: batch, num_classes=2):
@@ -178,6 +179,8 @@ measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got value
 measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
 measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair
 measured(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0.
+contingency_table(LABEL, LABEL, 0, 1) -> ValueError: `num_groups` must be at least 1; got 0.
+contingency_table(LABEL, LABEL, 1, 0) -> ValueError: `num_classes` must be at least 1; got 0.
 balanced_accuracy(torch.ones(2, 3)) -> ValueError: `table` must have a row and a column for each
 macro_f1(torch.ones(3)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(torch.zeros(2, 2)) -> ValueError: `table` must count at least one sample; got none
