@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -82,19 +81,6 @@ def test_the_first_order_gradient_leaves_out_the_hessian_as_do_both_without_adap
     values = adapted(values, gradient_of(adapting, values)) if rate else values
     expected = flat(gradient_of(judging, values))
     torch.testing.assert_close(flat(gradient), expected, rtol=1e-3, atol=1e-5)
-
-
-class Spare(fp.DeepPrompts):
-    """Prompts with a parameter that no pass reads."""
-
-    def __init__(self, trunk):
-        super().__init__(2, trunk)
-        self.spare = nn.Parameter(torch.ones(3))
-
-
-def test_a_parameter_that_no_pass_reads_stays():
-    found = parameters(last(perfedavg, vit_federation(prompts=Spare)), 0)
-    assert found["prompts.spare"].tolist() == [1, 1, 1]
 
 
 def test_a_client_adapts_with_one_gradient_step_on_all_its_images():
