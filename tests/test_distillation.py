@@ -131,7 +131,8 @@ def test_loss_against_equation_9_and_appendix_c_4(temperature, unknown, generato
     expected = fedhpl.distillation_loss(
         logits, labels.tolist(), teacher.value, teacher.weight, temperature
     )
-    assert_near(distillation_loss(logits, labels, teacher, temperature=temperature), expected)
+    options = {} if temperature == 4.5 else {"temperature": temperature}  # as in the paper
+    assert_near(distillation_loss(logits, labels, teacher, **options), expected)
 
 
 def test_divergence_runs_from_teacher_to_student():
@@ -273,7 +274,8 @@ distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must have
 distillation_loss(LOGITS[0], LABELS, TEACHER) -> TypeError: `logits` must be floating-point of
 distillation_loss(LOGITS, LABELS, eye(3)) -> TypeError: `teacher` must be a Weighted(value
 distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) -> TypeError: `teacher.value` must be a
-distillation_loss(LOGITS, LABELS, Weighted(eye(4), ones(4))) -> ValueError: `teacher` must have
+distillation_loss(LOGITS, LABELS, Weighted(zeros(3, 4), ones(3))) -> ValueError: `teacher` must have
+distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor(1.0))) -> ValueError: `teacher` must have
 distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) -> ValueError: `temperature` must be above
 distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) -> ValueError: `temperature` must
 distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor([1.0, -1.0, 1.0]))) \

@@ -44,6 +44,7 @@ def test_partition_stacks_the_classes_of_every_client(axes):
     assert centers == pytest.approx([0, 1, 2])
     assert [bars.get_label() for bars in axes.containers] == ["class 0", "class 1", "class 2"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "samples")
+    assert all(place.is_integer() for place in axes.get_xticks())
 
 
 @pytest.mark.parametrize("num_classes", [1, 7, 10, 11, 40])
@@ -89,6 +90,7 @@ def test_accuracy_matrix_shows_every_entry_on_a_scale_from_0_to_1(axes):
     assert [text.get_color() for text in axes.texts][1:3] == ["black", "white"]  # on light and dark
     assert [text.get_position() for text in axes.texts][:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("test set of client", "model of client")
+    assert all(place.is_integer() for place in (*axes.get_xticks(), *axes.get_yticks()))
 
 
 # Transport plans.
@@ -107,7 +109,7 @@ def test_large_matrices_are_not_annotated(axes, clients, printed):
 )
 @pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
 def test_transport_plan_covers_the_image_patch_by_patch(axes, plan, channels):
-    image = torch.arange(48.0).reshape(6, 8).expand(*channels, 6, 8)
+    image = torch.arange(48).reshape(6, 8).expand(*channels, 6, 8)
     assert plots.transport_plan(plan, image, axes=axes) is axes
     picture, layer = drawn(axes).images
     np.testing.assert_allclose(picture.get_array(), np.arange(48).reshape(6, 8) / 47)
@@ -115,6 +117,11 @@ def test_transport_plan_covers_the_image_patch_by_patch(axes, plan, channels):
     assert list(layer.get_extent()) == list(picture.get_extent()) == [-0.5, 7.5, 5.5, -0.5]
     assert layer.get_clim() == pytest.approx((0, 0.4))
     assert 0 < layer.get_alpha() < 1
+
+
+def test_an_image_of_one_value_is_black(axes):
+    plots.transport_plan(torch.ones(4), torch.full((2, 2), 7.0), axes=axes)
+    assert not axes.images[0].get_array().any()
 
 
 # Groups.
@@ -125,6 +132,8 @@ def test_group_usage_of_one_period_is_a_bar_for_each_share(axes):
     assert [bar.get_height() for bar in drawn(axes).patches] == [0.75, 0, 0.15, 0.1]
     (equal,) = axes.lines
     assert set(equal.get_ydata()) == {0.25}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("group", "share of selections")
+    assert all(place.is_integer() for place in axes.get_xticks())
 
 
 def test_group_usage_over_rounds_is_a_band_for_each_group(axes):
@@ -176,6 +185,7 @@ REFUSED = """
 plots.partition([], [[]], axes=AXES) -> ValueError: `labels` must hold at least one label; got
 plots.partition([0.5], [[0]], axes=AXES) -> TypeError: `labels[0]` must be an integer; got 0.5
 plots.partition(LABELS, np.eye(3), axes=AXES) -> TypeError: got a float64 array of shape (3, 3).
+plots.partition(LABELS, [], axes=AXES) -> TypeError: `clients` must be a list with the positions of
 plots.partition(LABELS, [[0], [7]], axes=AXES) -> ValueError: `clients[1]` must lie in [0, 7), the
 plots.partition(LABELS, [0, 1], axes=AXES) -> TypeError: `clients[0]` must be an array, a tensor or
 plots.accuracy_matrix([[1.0]], axes=AXES) -> TypeError: `accuracy` must be a floating-point tensor
@@ -186,6 +196,8 @@ plots.transport_plan(ones(5), eye(4), axes=AXES) -> ValueError: `plan` must have
 plots.transport_plan(-ones(4), eye(4), axes=AXES) -> ValueError: `plan` must be at least 0; got
 plots.transport_plan(ones(4), ones(4, 8, 8), axes=AXES) -> ValueError: `image` must have shape (3,
 plots.transport_plan(ones(4), np.eye(4), axes=AXES) -> TypeError: `image` must be a tensor of real
+plots.transport_plan(ones(4), full((2, 2), nan), axes=AXES) -> ValueError: `image` must be finite;
+plots.group_usage(tensor([[1.0, 0], [0, 0]]), axes=AXES) -> ValueError: `counts` must be positive
 plots.group_usage(zeros(3), axes=AXES) -> ValueError: `counts` must be positive for one group of
 plots.group_usage(tensor([2.0, -1.0]), axes=AXES) -> ValueError: `counts` must be finite and at
 plots.group_usage([1, 2], axes=AXES) -> TypeError: `counts` must be a tensor of real numbers

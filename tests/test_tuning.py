@@ -111,6 +111,16 @@ def test_blocks_that_share_an_mlp_have_their_own_adapters():
     assert list(map(id, parameters)) == list(map(id, expected))
 
 
+def test_norms_leave_out_the_other_layers_inside_of_a_normalization():
+    class NormBlock(nn.LayerNorm):
+        def __init__(self):
+            super().__init__(2)
+            self.gate = nn.Linear(2, 2)
+
+    tuned, parameters = norms(NormBlock())
+    assert list(map(id, parameters)) == list(map(id, (tuned.weight, tuned.bias)))
+
+
 def test_a_model_with_adapters_gets_one_more_behind_each_mlp():
     _, parameters = adapters(ADAPTERS(tiny_vit(depth=2))[0], width=2)
     assert [len(parameter) for parameter in parameters] == [2, 2, 12, 12] * 2
@@ -136,12 +146,19 @@ lora(open_clip_tower(), rank=1) -> ValueError: `model` must have linear layers n
 unread() -> ValueError: `trainable` must be read by the features; leave out the others, such as
 lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
 lora(tiny_vit(), rank=1, generator=3) -> TypeError: `generator` must be a torch.Generator; got 3
+lora([], rank=1) -> TypeError: `model` must be an nn.Module; got a list of length 0
 lora(LORA(tiny_vit())[0], rank=1) -> ValueError: `model` must have no LoRA yet; merge it first
+save_lora([], "folder") -> TypeError: `model` must be an nn.Module; got a list of length 0
+save_lora(LORA(tiny_vit())[0], "folder", base_model=3) -> TypeError: `base_model` must
+save_lora(LORA(tiny_vit())[0], __file__) -> FileExistsError: test_tuning.py
 save_lora(tiny_vit(), "folder") -> ValueError: `model` must have LoRA, as of `lora`; got Vision
 trunk_in_bfloat16() -> ValueError: `trainable` must be in float32 or float64, because half precision
 adapters(norms_alone(), width=1) -> ValueError: `model` must have modules named mlp with linear
+adapters([], width=1) -> TypeError: `model` must be an nn.Module; got a list of length 0
+adapters(tiny_vit(), width=1, generator=3) -> TypeError: `generator` must be a torch.Generator
 adapters(tiny_vit(), width=0) -> ValueError: `width` must be at least 1; got 0
 norms(nn.Linear(2, 2)) -> ValueError: `model` must have normalization layers; got Linear.
+biases([]) -> TypeError: `model` must be an nn.Module; got a list of length 0
 biases(norms_alone()) -> ValueError: `model` must have parameters named bias; got Sequential.
 norms([]) -> TypeError: `model` must be an nn.Module; got a list of length 0
 """)
@@ -157,11 +174,14 @@ def test_without_peft_the_error_names_the_extra(monkeypatch):
 def test_peft_loads_the_lora_of_a_client_and_computes_the_same(name, tmp_path):
     federation = vit_federation(rounds=1)
     tuned = last(METHODS[name].make, federation, rank=3).of(federation.cohort(0)[0]).trunk.model
-    save_lora(tuned, tmp_path / "lora", base_model="me/vit")
-    config = peft.LoraConfig.from_pretrained(tmp_path / "lora")
+    folder = tmp_path / "run" / "lora"
+    for base_model in ("", "me/vit"):  # the second one takes the place of the first
+        save_lora(tuned, folder, base_model=base_model)
+    config = peft.LoraConfig.from_pretrained(folder)
+    assert config.inference_mode
     assert (config.r, config.lora_alpha, config.base_model_name_or_path) == (3, 3, "me/vit")
     model = copy.deepcopy(federation.trunk.model)
     before = model(federation.inputs)
-    loaded = peft.PeftModel.from_pretrained(model, tmp_path / "lora")
+    loaded = peft.PeftModel.from_pretrained(model, folder)
     assert torch.equal(loaded(federation.inputs), tuned(federation.inputs))
     assert not torch.allclose(tuned(federation.inputs), before)

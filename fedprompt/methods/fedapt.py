@@ -53,6 +53,8 @@ class _Adaptive(ClipModel):
     def weights(self, tokens: Tensor) -> Tensor:
         """Weigh the keys for each image."""
         query = self.query(tokens[:, 0])
+        if query.shape[1] == 1:  # the score of a single client has no deviation
+            return torch.ones_like(query)
         standard = (query - query.mean(1, keepdim=True)) / query.std(1, keepdim=True)
         return (standard / self.temperature).softmax(1)
 

@@ -81,6 +81,9 @@ def fedgen(
     server_steps: int = 50,
 ) -> fp.Method:
     """FedGen."""
+    if setting.batch_size < 2:
+        rule = "be at least 2 for FedGen, whose generator normalizes over a batch"
+        raise ValueError(f"`batch_size` must {rule}; got {setting.batch_size}.")
     head = setting.new_model(0).head
     generator = setting.seeded(_FeatureGenerator, setting.num_classes, head.in_features)
 

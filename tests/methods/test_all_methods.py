@@ -107,6 +107,19 @@ def test_ranges_and_traits_are_those_of_the_method(name):
         assert default in inside or min(inside) <= default <= max(inside), key
 
 
+def test_defaults_and_ranges_are_those_that_users_have():
+    """A default is a promise: a new one stands in this file and in the changelog."""
+    known = (Path(__file__).parent / "defaults.txt").read_text().splitlines()
+    found = []
+    for name, entry in METHODS.items():
+        options = (
+            f"{key}={value!r}" + (f" of {entry.search[key]!r}" if key in entry.search else "")
+            for key, value in entry.defaults.items()
+        )
+        found.append(", ".join([name, *options]))
+    assert found == known
+
+
 @pytest.mark.parametrize("name", [name for name, family in RUNS if family != "CLIP"])
 def test_several_trunks_are_refused_by_the_methods_of_one_model_alone(name):
     method, made = METHODS[name], mixed_federation()

@@ -4,6 +4,9 @@ import pytest
 import torch
 import torch.nn as nn
 
+import fedprompt as fp
+from fedprompt import samples
+from fedprompt.methods import ClipSetting
 from fedprompt.methods.cocoop import _ConditionalText, cocoop
 from fedprompt.methods.promptfl import promptfl
 from tiny_federations import clip_federation, last
@@ -17,10 +20,6 @@ def test_the_logits_of_an_image_do_not_depend_on_the_other_images():
     tokens = federation.inputs[:6]
     one_by_one = torch.cat([model(tokens[i : i + 1]) for i in range(6)])
     torch.testing.assert_close(model(tokens), one_by_one)
-    contexts = model.contexts(tokens)
-    assert (contexts[0] - contexts[1]).abs().max() > 1e-3
-    shift = contexts - model.context()
-    torch.testing.assert_close(shift, shift[:, :, :1].expand_as(shift))
 
 
 @pytest.mark.usefixtures("float64")
@@ -38,3 +37,17 @@ def test_with_a_network_that_returns_zero_it_is_promptfl(monkeypatch):
     found = last(cocoop, federation, learning_rate=0.05).of(0)
     plain = last(promptfl, clip_federation(), learning_rate=0.05).of(0)
     torch.testing.assert_close(found(federation.inputs), plain(federation.inputs))
+
+
+def test_the_network_shifts_the_context_by_the_normalized_pooled_token():
+    tower = fp.TextTower(samples.clip(), samples.tokenize)
+    model = _ConditionalText(ClipSetting(tower=tower, class_names=["cat"], rounds=1))
+    first, _, second = model.network
+    width = first.in_features
+    tokens = torch.randn(3, 5, width, generator=torch.Generator().manual_seed(0))
+    hidden = (tokens[:, 0] / tokens[:, 0].norm(dim=1, keepdim=True)) @ first.weight.T + first.bias
+    shift = hidden.clamp(min=0) @ second.weight.T + second.bias
+    expected = model.context() + shift[:, None, None]
+    torch.testing.assert_close(model.contexts(tokens), expected)
+    assert (expected[0] - expected[1]).abs().max() > 1e-3
+    assert hidden.shape == (3, width // 16) != (3, width // 17)

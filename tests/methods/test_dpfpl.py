@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedprompt.methods.dpfpl import _factors, _gradients, dpfpl
+from fedprompt import privacy
+from fedprompt.methods.dpfpl import _factors, _gradients, _projected, dpfpl
 from tiny_federations import clip_federation, last
 
 STEP = {"learning_rate": 0.5, "max_norm": 0.2, "rank": 2}
@@ -68,6 +69,30 @@ def test_without_noise_and_bound_the_private_step_is_the_projected_gradient():
     outside = (torch.eye(len(u)) - u @ u.T) @ gradient @ (torch.eye(v.shape[1]) - v.T @ v)
     expected = shared + private - 0.5 * gradient - 0.05 * (gradient - outside)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_steps_of_a_round_have_batches_of_their_own_and_go_on_with_their_noise():
+    made = clip_federation(rounds=1, steps=3, clients=[0], cohort_size=1)
+    found = last(dpfpl, made, **STEP, noise_multiplier=2.0).of(0).context().detach()[0]
+    model, bound = made.new_model(), {"max_norm": STEP["max_norm"]}
+    shared = model.context().detach()[0].clone()
+    rng = made.generator(0, purpose="private")
+    private = torch.empty_like(shared).normal_(0, 0.02, generator=rng)
+    own, server = (made.generator(0, *of, purpose="noise") for of in ((0,), ()))
+
+    def noisy(gradients, draw):
+        options = {"expected_batch_size": made.batch_size, "generator": draw, "multiplier": 2.0}
+        total = privacy.clipped_sum({"": gradients}, **bound)
+        return privacy.noisy_mean(total, **options, **bound)[""].float()
+
+    for batch in made.batches(0, 0):
+        model.context.context.data = (shared + private)[None]
+        each = _gradients(model, *batch)
+        u, v = _factors(private, 2, own)
+        of_u, of_v = noisy(each @ v.T, own), noisy(u.T @ each, own)
+        private = private - 0.05 * _projected(of_u, of_v, u, v)
+        shared = shared - 0.5 * noisy(each, server)
+    torch.testing.assert_close(found, shared + private)
 
 
 def test_factors_are_orthonormal_and_exact_for_a_context_of_their_rank():

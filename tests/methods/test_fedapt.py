@@ -33,6 +33,14 @@ def test_weights_are_standardized_before_their_softmax():
     torch.testing.assert_close(model.weights(tokens)[0], expected / expected.sum())
 
 
+def test_the_key_of_a_single_client_has_all_the_weight():
+    federation = clip_federation(clients=[0])
+    model = _Adaptive(federation, 1e-2)
+    tokens = federation.inputs[:3]
+    assert model.weights(tokens).tolist() == [[1.0]] * 3
+    torch.testing.assert_close(model(tokens), model.with_keys(tokens, model.keys))
+
+
 @pytest.mark.usefixtures("float64")
 def test_a_step_descends_both_losses_and_keys_stay_fixed():
     changes = {"rounds": 1, "clients": [2, 1], "cohort_size": 1, "make_optimizer": torch.optim.SGD}

@@ -3,8 +3,9 @@
 import torch
 import torch.nn.functional as F
 
+import fedprompt as fp
 from fedprompt.methods.fedem import _Mixture, _posterior, fedem
-from tiny_federations import last, vit_federation
+from tiny_federations import descend, last, vit_federation
 
 
 def mixture():
@@ -66,6 +67,17 @@ def test_weights_sum_to_one_and_a_newcomer_has_equal_ones():
         assert weights.max() > weights.min()
     assert not torch.equal(found[0], found[1])
     torch.testing.assert_close(predictions.received(5).weights, torch.full((3,), 1 / 3))
+
+
+def test_a_round_descends_with_the_new_weights():
+    one = {"rounds": 1, "clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
+    federation = vit_federation(**one)
+    found = last(fedem, federation, learning_rate=0.5).of(0)
+    model = _Mixture(federation, 3)
+    model.weights.copy_(found.weights)
+    for images, labels in federation.batches(0, 0):
+        descend(F.nll_loss(model(images), labels), model.parameters(), 0.5)
+    torch.testing.assert_close(fp.snapshot(found), fp.snapshot(model))
 
 
 def test_new_weights_are_the_mean_posterior_under_the_broadcast():

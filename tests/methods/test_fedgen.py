@@ -1,5 +1,6 @@
 """FedGen: without generated features it averages heads, and its features are recognized."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -38,7 +39,9 @@ def test_the_global_head_recognizes_generated_features():
 
 
 def test_a_later_step_descends_the_weighted_loss_of_generated_features_too():
+    """No client has class 0, and features of the other ones are generated."""
     made = mixed_federation(rounds=2, steps=1, make_optimizer=torch.optim.SGD)
+    made.labels = made.labels.clamp(min=1)
     method = fedgen(made, learning_rate=0.1, generated_weight=0.5)
     *_, now = fp.run_rounds(method, made.data, [range(5)])
     answer, data = method.server.answer(1, now.server), made.data(1, 1)
@@ -53,6 +56,11 @@ def test_a_later_step_descends_the_weighted_loss_of_generated_features_too():
     loss += 0.5 * F.cross_entropy(model.head(features.detach()), drawn)
     descend(loss, model.parameters(), 0.1)
     torch.testing.assert_close(found, fp.snapshot(model, buffers=True))
+
+
+def test_batches_of_one_image_are_refused_before_any_client_trains():
+    with pytest.raises(ValueError, match=r"^`batch_size` must be at least 2 for FedGen, whose"):
+        fedgen(mixed_federation(batch_size=1))
 
 
 def test_labels_are_drawn_as_often_as_clients_have_them():

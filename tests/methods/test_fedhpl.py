@@ -173,20 +173,20 @@ def test_a_newcomer_with_a_trunk_that_no_client_has_gets_an_answer():
 
 
 class Counted(fp.DeepPrompts):
-    """Prompts with a buffer that each pass changes."""
+    """Prompts with a buffer that each pass changes, in eval mode and in training."""
 
     def __init__(self, trunk):
         super().__init__(2, trunk, generator=torch.Generator().manual_seed(0))
-        self.register_buffer("passes", torch.zeros(()))
+        self.register_buffer("passes", torch.zeros(2))
 
     def forward(self):
-        self.passes += 1
+        self.passes[int(self.training)] += 1
         return super().forward()
 
 
 def test_buffers_of_a_client_are_there_again_in_a_new_process():
-    made, fresh = mixed_federation(rounds=1), mixed_federation(rounds=1)
-    *_, now = fp.run_rounds(fedhpl(made, prompts=Counted), made.data, [[0]])
-    trained = made.steps + len([*made.data(0, 0).parts()])
+    """Class logits are computed in eval mode, and steps are taken in training mode."""
+    made, fresh = mixed_federation(), mixed_federation()
+    *_, now = fp.run_rounds(fedhpl(made, prompts=Counted), made.data, [[0], [0]])
     model = now.model(fedhpl(fresh, prompts=Counted), fresh.data(0, 1))
-    assert model.prompts.passes == trained
+    assert model.prompts.passes.tolist() == [2 * len([*made.data(0, 0).parts()]), 2 * made.steps]

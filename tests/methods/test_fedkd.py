@@ -1,5 +1,6 @@
 """FedKD: the bytes of an update follow from its rank, and clients keep up with the server."""
 
+import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -13,7 +14,8 @@ from tiny_federations import after_rounds, descend, last, mixed_federation
 def test_a_matrix_of_rank_two_is_sent_exactly_in_two_rows():
     rng = torch.Generator().manual_seed(0)
     matrix = torch.randn(7, 2, generator=rng) @ torch.randn(2, 5, generator=rng)
-    message = _compress({"weight": matrix}, 1 - 1e-6)
+    message = _compress({"weight": matrix, "bias": matrix[0]}, 1 - 1e-6)
+    assert message.pop("bias").weight == 1
     assert fp.num_bytes(message) == 4 * (2 * (7 + 5) + 5)
     torch.testing.assert_close(_expand(message, {"weight": matrix})["weight"], matrix)
 
@@ -63,6 +65,20 @@ def test_at_rank_one_a_client_sends_a_row_and_a_column_of_each_matrix():
     last(fedkd, made, energies=(1e-6, 1e-6))
     numbers = (2 * 2 + 8 + 4) + (6 + 8 + 6) + (6 + 1) + (3 + 6 + 3) + (3 + 1)
     assert made.ledger.total(direction="up") == 2 * 3 * 4 * numbers
+
+
+def test_the_energy_grows_from_round_to_round(monkeypatch):
+    """With r/R in round r of R = 4, counted from 0."""
+    found = []
+
+    def compress(update, energy):
+        found.append(energy)
+        return _compress(update, 1.0)
+
+    monkeypatch.setitem(_compress.__globals__, "_compress", compress)
+    last(fedkd, mixed_federation(rounds=4, clients=[0], cohort_size=1), energies=(0.2, 1.0))
+    # At the start, the server compresses no change. A round has one client and the server.
+    assert found == [1.0, *(pytest.approx(0.2 + 0.8 * r / 4) for r in range(4) for _ in range(2))]
 
 
 def test_a_client_of_the_last_round_receives_the_update_and_others_the_whole_mentee():

@@ -21,6 +21,18 @@ def test_sampling_follows_the_softmax_of_the_largest_cosine():
     assert set(_sample(own, common, 100.0, rng).tolist()) == {1, 3}
 
 
+def test_the_first_draw_is_uniform_and_later_ones_follow_the_likeness(monkeypatch):
+    found = []
+
+    def sample(groups, common, sharpness, draw):
+        found.append(sharpness)
+        return _sample(groups, common, sharpness, draw)
+
+    monkeypatch.setitem(_sample.__globals__, "_sample", sample)
+    last(fedmgp, clip_image_federation(clients=[0], cohort_size=1))
+    assert found == [0.0, 0.0, 1.0, 1.0]  # texts and images of two rounds
+
+
 def test_diversity_falls_as_groups_move_apart():
     close, far = (torch.tensor([[[0.0]], [[gap]], [[2 * gap]]]) for gap in (1.0, 3.0))
     assert float(_likeness(close)) == pytest.approx(-4 / 3)

@@ -36,27 +36,38 @@ def losses_by_hand(made, model, tokens, labels, weight):
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_step_clips_the_gradient_of_each_image_in_the_factors_alone(private):
-    made = clip_federation(**ONE, make_optimizer=torch.optim.SGD)
+def test_steps_clip_the_gradient_of_each_image_in_the_factors_alone(private):
+    made = clip_federation(**ONE | {"steps": 2}, make_optimizer=torch.optim.SGD)
     options = {"num_experts": 3, "rank": 2, "diversity_weight": 2.0}
     noise = {"max_norm": 0.05, "noise_multiplier": 0.0, "private": private}
     found = parameters(last(fedsept, made, learning_rate=0.1, **options, **noise), 2)
     model = made.seeded(_Experts, made, 3, 2)
-    ((tokens, labels),) = made.batches(2, 0)
-    losses = losses_by_hand(made, model, tokens, labels, 2.0)
-    names, values = zip(*model.named_parameters(), strict=True)
-    mean = sum(losses) / len(losses)
-    found_steps = torch.autograd.grad(mean, values, retain_graph=True)
-    steps = dict(zip(names, found_steps, strict=True))
-    if private:
-        (first, *_), clipped = values, 0
-        for loss in losses:
-            (gradient,) = torch.autograd.grad(loss, first, retain_graph=True)
-            clipped = clipped + gradient * min(1.0, 0.05 / float(gradient.norm()))
-            assert gradient.norm() > 0.05
-        steps["experts"] = clipped / len(losses)
-    for name, value in fp.snapshot(model).items():
-        torch.testing.assert_close(found[name], value - 0.1 * steps[name], rtol=0, atol=1e-13)
+    values = [*model.parameters()]
+    for tokens, labels in made.batches(2, 0):
+        losses = losses_by_hand(made, model, tokens, labels, 2.0)
+        steps = [*torch.autograd.grad(sum(losses) / len(losses), values, retain_graph=True)]
+        if private:
+            clipped = 0
+            for loss in losses:
+                (gradient,) = torch.autograd.grad(loss, values[0], retain_graph=True)
+                clipped = clipped + gradient * min(1.0, 0.05 / float(gradient.norm()))
+                assert gradient.norm() > 0.05
+            steps[0] = clipped / len(losses)
+        with torch.no_grad():
+            for value, step in zip(values, steps, strict=True):
+                value -= 0.1 * step
+    torch.testing.assert_close(found, fp.snapshot(model), rtol=0, atol=1e-13)
+
+
+def test_factors_and_gate_start_near_zero_and_the_residual_at_zero():
+    torch.manual_seed(0)
+    model = _Experts(clip_federation(length=20), 60, 90)
+    gate = model.router[-1]
+    for drawn, deviation in ((model.basis, 0.02), (model.experts, 0.02), (gate.weight, 0.01)):
+        assert drawn.std().item() == pytest.approx(deviation, rel=0.1)
+        assert drawn.mean().abs() < 0.1 * deviation
+    assert not gate.bias.any()
+    assert not model.residual.any()
 
 
 def test_the_noise_of_the_factors_has_the_deviation_of_the_multiplier():

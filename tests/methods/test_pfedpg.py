@@ -1,5 +1,6 @@
 """pFedPG: the server moves its generator by the transposed Jacobian times the change of prompts."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd.functional import jacobian
@@ -30,6 +31,16 @@ def test_the_server_moves_by_the_transposed_jacobian_times_the_changes():
             rows = jacobian(prompts, before[name])
             expected += 0.3 / 2 * torch.tensordot(change, rows, 2)
         torch.testing.assert_close(value.detach(), expected)
+
+
+def test_descriptors_start_near_zero_and_a_newcomer_has_their_mean():
+    generator = new_generator()
+    drawn = torch.stack([*generator.descriptors.values()]).detach()
+    assert drawn.std().item() == pytest.approx(0.02, rel=0.3)
+    newcomer = generator(9)
+    generator.descriptors["0"].data = drawn.mean(0)
+    torch.testing.assert_close(generator(0), newcomer)
+    assert generator.attention.in_proj_bias is None
 
 
 def test_the_descriptor_of_an_absent_client_is_unchanged():

@@ -23,6 +23,9 @@ def test_borders_differ_and_the_head_is_common():
 def test_the_border_is_added_to_the_pixels_of_the_edge_alone():
     federation = vit_federation()
     model, images = _Bordered(federation, 2), federation.inputs[:3]
+    draw = federation.generator(0, purpose="border")
+    for pixels in model.border.parameters():
+        assert torch.equal(pixels, torch.empty_like(pixels).normal_(generator=draw))
     changed = images.clone()
     changed[:, :, :2] += model.border.rows[:, :2]
     changed[:, :, -2:] += model.border.rows[:, 2:]

@@ -26,6 +26,7 @@ VARIANTS = {
     | {"insert_nearest": True, "replace": False, "blocks": [GROUPS, SHARED]},
     "class token, later groups, joint, no momentum": PAPER
     | {"averaged": False, "shared_layers": (0,), "group_layers": (2, 5), "decay": 0.0}
+    | {"query_depth": 1}
     | {"blocks": [("shared", *GROUPS)]},
     "groups only, plain keys": PAPER | {"blocks": [GROUPS], "offset": 1e6},
     "shared only, one group": PAPER | {"blocks": [SHARED], "num_groups": 1},
@@ -80,6 +81,7 @@ def test_one_batch_trains_the_last_block():
     made = federation(steps=1)
     before = sgpt(made).server.state["values"]
     model = last(sgpt, made).of(0)
+    assert not model.query(made.inputs[:2].requires_grad_()).requires_grad
     now = fp.snapshot(model)
     moved = {name.split(".")[0] for name in now if not torch.allclose(now[name], before[name])}
     assert moved == {"groups", "selector", "head"}

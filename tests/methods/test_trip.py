@@ -107,5 +107,6 @@ def test_a_soft_plan_of_another_solver_is_close_and_too_many_experts_are_refused
     logits = [last(trip, made, solver=each).of(0)(made.inputs[:4]) for each in solvers]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-2)
     assert not torch.equal(*logits)
+    assert last(trip, made, num_experts=5).of(0)(made.inputs).shape == (len(made.inputs), 3)
     with pytest.raises(ValueError, match=r"^`num_experts` must be at most 5, the tokens; got 6\."):
         last(trip, made, num_experts=6)

@@ -159,6 +159,7 @@ def test_the_success_of_an_attack_counts_the_samples_of_other_classes() -> None:
 
 PAIR = (torch.eye(2), torch.tensor([0, 1]))
 FAR = (torch.eye(2), torch.tensor([0, 2]))
+LABEL = torch.tensor([0])
 
 
 def measured(*batches, predict=lambda batch: batch, num_classes=2):
@@ -172,11 +173,14 @@ harmonic_mean(torch.nan) -> ValueError: `accuracies[0]` must be finite; got nan.
 harmonic_mean([0.5, 0.6]) -> TypeError: `accuracies[0]` must be a number; got a list of length 2.
 measured(PAIR, predict=lambda batch: batch.argmax(1)) -> TypeError: `predict` must return
 measured(PAIR, predict=None) -> TypeError: `predict` must be a function; got None (NoneType).
+class_accuracy(len, 3, num_classes=2) -> TypeError: `batches` must be
 measured(PAIR, num_classes=3) -> ValueError: `predict(inputs)` must have shape (2, 3); got (2, 2)
 measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got values from 0 to 2.
 measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
 measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair
 measured(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0.
+contingency_table(LABEL, LABEL, 0, 1) -> ValueError: `num_groups` must be at least 1; got 0.
+contingency_table(LABEL, LABEL, 1, 0) -> ValueError: `num_classes` must be at least 1; got 0.
 balanced_accuracy(torch.ones(2, 3)) -> ValueError: `table` must have a row and a column for each
 macro_f1(torch.ones(3)) -> ValueError: `table` must have shape (predicted, classes) without an
 balanced_accuracy(torch.zeros(2, 2)) -> ValueError: `table` must count at least one sample; got none
