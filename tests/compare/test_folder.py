@@ -137,31 +137,6 @@ def test_images_with_other_labels_are_another_problem(images, vit, tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_own_inputs_are_the_same_problem_in_each_process_and_with_other_clients_another():
-    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
-    found = []
-    for step in (20, 20, 10):
-        setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
-        clients = dict(enumerate(torch.arange(40).split(step)))
-        held_out = methods.HeldOut(tests, test_labels)
-        problem = compare.problem(images, labels, clients, held_out, setting=setting)
-        found.append(problem.inputs("", Machine()))
-    assert found[0] == found[1] != found[2]
-
-
-def test_public_inputs_are_those_that_are_given_or_training_inputs_of_all_clients():
-    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
-    clients = {0: torch.arange(0, 40, 2), 1: torch.arange(1, 31, 2)}
-    held_out = methods.HeldOut(tests, test_labels)
-    row, used = rows.chosen(["fedprox"], "one model")[0], [*range(31), *range(32, 40, 2)]
-    for given, expected in ({}, images[used]), ({"public": tests[:3]}, tests[:3]):
-        trunk = fp.vit_trunk(samples.vit("S"))
-        setting = methods.VitSetting(trunk=trunk, num_classes=10, rounds=1, **given)
-        problem = compare.problem(images, labels, clients, held_out, setting=setting)
-        trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
-        assert torch.equal(trial.setting.public, expected)
-
-
 @pytest.mark.unhooked  # parts of a trial are enough
 def test_a_client_belongs_to_the_domain_with_most_of_its_inputs():
     mixes = torch.tensor([[5, 0, 1, 1], [0, 1, 1, 2], [3, 3, 4, 1]])  # two domains of two classes
