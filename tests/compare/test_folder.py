@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
-from fedprompt.compare import cells, command, measure, prompts, records, results, rows
+from fedprompt.compare import cells, command, measure, records, results, rows
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS
@@ -250,14 +250,6 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
         each["code"] for each in (first, *others)
     ]
     assert "mine" not in METHODS
-
-
-def test_names_of_clients_and_domains_make_files_of_one_folder():
-    names = "a/b", "a:b", "..", "c d é", "x" * 300, "x" * 299
-    files = [prompts.file_name(name) for name in names]
-    assert len({*files}) == len(names)
-    assert files[3] == names[3]
-    assert all(len(name) < 50 and "/" not in name for name in files)
 
 
 def test_a_batch_has_a_quarter_of_a_client_and_a_round_an_epoch_if_they_are_not_given(images, vit):
