@@ -257,7 +257,8 @@ def test_a_server_that_answers_is_asked_for_the_weights(tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_loaded_by_a_connection_and_logs_are_as_before(monkeypatch):
-    tried, before = [], logging.root.manager.disable
+    tried, before = [], 7
+    monkeypatch.setattr(logging.root.manager, "disable", before)
     made = pretrained.Network("name", torch.nn.Identity(), 8, (0.5,), (0.5,))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(pretrained, "_is_reachable", lambda address: True)
