@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.compare import measure, ranks
+from fedprompt.compare.problems import NEWCOMERS
 from fedprompt.compare.trials import Trial
 from fedprompt.methods import Federation, HeldOut, Setting, evaluate
 
@@ -101,6 +103,7 @@ def test_figures_are_those_of_evaluate_after_the_last_round_and_named_after_clie
     expected = evaluate(
         made, given.federation, now, HeldOut(INPUTS[:12], LABELS[:12], **tests), **options
     )
+    assert NEWCOMERS["after"] == f"after {measure.OWN_STEPS} steps"
     costs = {"bytes_up", "bytes_down", "backward"}
     assert found.keys() == {*expected, "clients"} | costs
     assert {name: found[name] for name in expected} == expected
@@ -144,3 +147,17 @@ def test_further_figures_are_computed_by_the_first_rank(rank, monkeypatch):
     assert "rise" not in found
     assert found.get("noise") == (3.0 if rank == 0 else None)
     assert [now.server_round for _, _, now in asked] == [ROUNDS - 1] * (rank == 0)
+
+
+def test_ranks_share_clients_and_have_the_same_figures(monkeypatch):
+    alone, asked, run_rounds = measure.run(method(), trial(), shared=False), [], fp.run_rounds
+    monkeypatch.setattr(
+        fp, "run_rounds", lambda *run, **how: asked.append(how) or run_rounds(*run, **how)
+    )
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = measure.run(method(), trial(), shared=False, rise=True)
+        assert asked == [{"group": dist.group.WORLD, "share": True}]
+    finally:
+        dist.destroy_process_group()
+    assert found == alone  # the rise is not measured on ranks
