@@ -118,7 +118,6 @@ def costs(ledger: fp.Ledger, passes: Counter[str], turns: int) -> dict[str, floa
     return {name: count / turns for name, count in total.items()}
 
 
-@torch.no_grad()
 def training_losses(method: Method, trial: Trial, now: Round) -> Tensor:
     """Compute the cross-entropy of each client on all its training images, (clients,)."""
     found = []
@@ -126,7 +125,8 @@ def training_losses(method: Method, trial: Trial, now: Round) -> Tensor:
         data = trial.federation.data(client, now.server_round)
         images, labels = data.own()
         model = now.model(method, data).eval()
-        found.append(F.cross_entropy(model(images), labels))
+        with torch.no_grad():  # a prediction may train
+            found.append(F.cross_entropy(model(images), labels))
         model.train()
     return torch.stack(found)
 

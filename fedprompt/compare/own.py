@@ -223,7 +223,11 @@ def problem(
 
 
 def check_parts(
-    inputs: Inputs, labels: Tensor, parts: Mapping[int, Any], tests: HeldOut, num_classes: int
+    inputs: Inputs,
+    labels: Tensor,
+    parts: Mapping[int, Any] | list[Any],
+    tests: HeldOut,
+    num_classes: int,
 ) -> None:
     """Require positions of each client, and labels of its inputs and of tests."""
     check_inputs("inputs", inputs)
@@ -238,7 +242,7 @@ def check_parts(
         owned("clients", client, part, len(inputs))
     unknown = [client for client in tests.own or () if client not in every]
     check.nothing(unknown, "tests.own", f"have ids of clients, below {len(every)}")
-    plain = tests.cells is None and not isinstance(tests.mixes, Mapping)
+    plain = not isinstance(tests.mixes, Mapping)  # without them, there are no cells
     check.require(plain, "tests", "have no cells or mixes, which are those of classes", "others")
 
 

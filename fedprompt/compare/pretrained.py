@@ -286,7 +286,7 @@ def _source(flag: str, name: str, size: int | None) -> tuple[Callable[[], Networ
     if flag == "--vit" and timm.is_model(name) and (made := timm.get_pretrained_cfg(name)):
         _check_transformer(flag, name)
         address = f"{hub}/{made.hf_hub_id}" if made.hf_hub_id else str(made.url or "")
-        file = made.hf_hub_filename or "model.safetensors"
+        file = "model.safetensors" if made.hf_hub_id else address.rpartition("/")[2]
         if address:
             return partial(_timm, name, size), address, file
     import open_clip  # takes seconds
@@ -337,7 +337,8 @@ def _check_transformer(flag: str, name: str) -> None:
 
 def _unfit(flag: str, name: str, error: Exception) -> ValueError:
     kind = "a vision transformer" if flag == "--vit" else "a CLIP with patches"
-    reason = str(error).partition("(")[2].rpartition(")")[0] or str(error)
+    why = str(error) if isinstance(error, TypeError) else ""  # (why it is not one)
+    reason = why.partition("(")[2].rpartition(")")[0] or str(error)
     return check.wrong(flag, f"name {kind}", f"{name} ({line_of(reason)})")
 
 

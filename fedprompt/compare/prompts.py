@@ -87,7 +87,8 @@ def save(
 ) -> list[Path]:
     """Save the model of each client by :func:`fedprompt.save_prompts`, or the one of all clients.
 
-    Each rank saves those of its own clients. Predictions that are plain functions have no file.
+    Each rank saves those of its own clients. Predictions by plain functions, or by
+    modules without parameters, have no file.
 
     Args:
         folder: Folder of the files.
@@ -103,7 +104,7 @@ def save(
     saved = []
     for client in clients[: 1 if shared else None] if not shared or ranks.rank() == 0 else ():
         model = now.model(method, trial.federation.data(client, now.server_round))
-        if not isinstance(model, nn.Module) or not fp.snapshot(model, buffers=True):
+        if not (isinstance(model, nn.Module) and model.state_dict()):
             continue
         end = "" if shared else f"-{file_name(trial.names[client] if trial.names else str(client))}"
         folder.mkdir(parents=True, exist_ok=True)

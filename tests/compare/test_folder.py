@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import fedprompt as fp
 from fedprompt import compare, data, methods, samples
-from fedprompt.compare import cells, command, measure, prompts, records, results, rows
+from fedprompt.compare import cells, command, measure, records, results, rows
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS
@@ -137,31 +137,6 @@ def test_images_with_other_labels_are_another_problem(images, vit, tmp_path):
     assert found[0] == found[1] != found[2]
 
 
-def test_own_inputs_are_the_same_problem_in_each_process_and_with_other_clients_another():
-    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
-    found = []
-    for step in (20, 20, 10):
-        setting = methods.VitSetting(trunk=fp.vit_trunk(samples.vit("S")), num_classes=10, rounds=1)
-        clients = dict(enumerate(torch.arange(40).split(step)))
-        held_out = methods.HeldOut(tests, test_labels)
-        problem = compare.problem(images, labels, clients, held_out, setting=setting)
-        found.append(problem.inputs("", Machine()))
-    assert found[0] == found[1] != found[2]
-
-
-def test_public_inputs_are_those_that_are_given_or_training_inputs_of_all_clients():
-    images, labels, tests, test_labels = (part[:40] for part in samples.digits())
-    clients = {0: torch.arange(0, 40, 2), 1: torch.arange(1, 31, 2)}
-    held_out = methods.HeldOut(tests, test_labels)
-    row, used = rows.chosen(["fedprox"], "one model")[0], [*range(31), *range(32, 40, 2)]
-    for given, expected in ({}, images[used]), ({"public": tests[:3]}, tests[:3]):
-        trunk = fp.vit_trunk(samples.vit("S"))
-        setting = methods.VitSetting(trunk=trunk, num_classes=10, rounds=1, **given)
-        problem = compare.problem(images, labels, clients, held_out, setting=setting)
-        trial = problem.make("", row, seed=0, machine=Machine(), validate=False)
-        assert torch.equal(trial.setting.public, expected)
-
-
 @pytest.mark.unhooked  # parts of a trial are enough
 def test_a_client_belongs_to_the_domain_with_most_of_its_inputs():
     mixes = torch.tensor([[5, 0, 1, 1], [0, 1, 1, 2], [3, 3, 4, 1]])  # two domains of two classes
@@ -275,14 +250,6 @@ def test_a_changed_file_of_a_method_is_another_run(images, vit, tmp_path):
         each["code"] for each in (first, *others)
     ]
     assert "mine" not in METHODS
-
-
-def test_names_of_clients_and_domains_make_files_of_one_folder():
-    names = "a/b", "a:b", "..", "c d é", "x" * 300, "x" * 299
-    files = [prompts.file_name(name) for name in names]
-    assert len({*files}) == len(names)
-    assert files[3] == names[3]
-    assert all(len(name) < 50 and "/" not in name for name in files)
 
 
 def test_a_batch_has_a_quarter_of_a_client_and_a_round_an_epoch_if_they_are_not_given(images, vit):

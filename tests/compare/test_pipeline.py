@@ -109,7 +109,23 @@ def test_prepared_trunk_is_tuned_on_prepared_images(trunk):
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("side", [4, 8, 11])
 def test_floating_point_images_are_prepared_as_stored_ones_up_to_rounding(interpolation, side):
-    stored, std = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8), (0.2, 0.3, 0.4)
-    prepare = Preparation(side, mean=(0.5, 0.4, 0.3), std=std, interpolation=interpolation)
-    difference = (prepare(stored.float()) - prepare(stored)).abs().max()
-    assert difference <= 0.501 / (255 * min(std))
+    stored = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
+    prepare = Preparation(side, mean=mean, std=std, interpolation=interpolation)
+    scale, shift = (255 * torch.tensor(values)[:, None, None] for values in (std, mean))
+    rounded, plain = (prepare(images) * scale + shift for images in (stored, stored.float()))
+    torch.testing.assert_close(rounded, rounded.round(), atol=1e-3, rtol=0)
+    assert (rounded - plain).abs().max() <= 0.501
+    assert ((plain - plain.round()).abs().max() > 0.1) == (side != 8)
+
+
+def test_without_other_values_images_are_between_minus_one_and_one_and_resized_to_a_square():
+    prepare = Preparation(2)
+    images = torch.tensor([0, 102, 153, 255], dtype=torch.uint8).reshape(1, 1, 2, 2)
+    expected = torch.tensor([[-1, -0.2], [0.2, 1]]).expand(1, 3, 2, 2)
+    torch.testing.assert_close(prepare(images), expected)
+    assert (prepare.interpolation, prepare(images.expand(1, 1, 2, 2).repeat(1, 3, 2, 3)).shape) == (
+        "bicubic",
+        (1, 3, 2, 2),
+    )
+    assert not prepare.state_dict()

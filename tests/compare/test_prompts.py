@@ -1,13 +1,14 @@
 """Files of trained prompts, which are loaded into the models of all methods."""
 
 from dataclasses import fields
+from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.compare import prompts
+from fedprompt.compare import prompts, ranks
 from fedprompt.methods import METHODS, ClipSetting, VitSetting
 from method_runs import RUNS
 from refusals import refused
@@ -34,6 +35,53 @@ def test_a_file_makes_the_model_that_was_saved(name, family, tmp_path):
     model = prompts.load(path, name, setting, images, seed=3, client=0 if shared else 1)
     with torch.no_grad():
         assert torch.equal(model(images), trained(images))
+
+
+@pytest.mark.unhooked  # parts of a trial are enough
+@pytest.mark.parametrize(
+    ("shared", "rank", "world", "names", "expected"),
+    [
+        (False, 0, 1, (), ["-0", "-1", "-2", "-3"]),
+        (False, 1, 2, (), ["-1", "-3"]),
+        (False, 1, 2, ("a", "b", "c", "d e"), ["-b", "-d e"]),
+        (True, 0, 2, ("a", "b", "c", "d"), [""]),
+        (True, 1, 2, (), []),
+    ],
+)
+def test_each_rank_saves_its_clients_and_the_first_one_a_shared_model(
+    shared, rank, world, names, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ranks, "rank", lambda: rank)
+    monkeypatch.setattr(ranks, "world", lambda: world)
+    made = vit_federation(clients=[0, 1, 2, 3])
+    trial = SimpleNamespace(setting=made, federation=made, names=names)
+    method = METHODS["local"].make(made)
+    start = fp.Round(0, method.server.state, {})
+    args = tmp_path / "new", "mine", shared, trial
+    found = prompts.save(*args, method, start)
+    assert found == [tmp_path / "new" / f"mine{end}.safetensors" for end in expected]
+    assert all(path.exists() for path in found)
+    for without in (torch.sign, torch.nn.Identity()):
+        none = method._replace(predict=lambda *_, model=without: model)
+        assert prompts.save(tmp_path / "none", *args[1:], none, start) == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_names_make_files_of_one_folder_and_are_changed_only_if_they_must_be():
+    names = "a/b", "a:b", "..", "c d é", "x" * 41, "x" * 42, "x" * 40
+    files = [prompts.file_name(name) for name in names]
+    assert len({*files}) == len(names)
+    assert [file for file, name in zip(files, names, strict=True) if file == name] == [
+        "..",
+        "c d é",
+        "x" * 40,
+    ]
+    assert files[0] == f"a_b-{sha256(b'a/b').hexdigest()[:4]}"
+    assert files[4][:41] == "x" * 40 + "-"
+    record, end = {"row": "Fed-X (2) ", "seed": 3}, sha256(b"key").hexdigest()[:8]
+    for partition, start in (("", ""), ("photo été", "photo été-"), ("a/b", f"{files[0]}-")):
+        found = prompts.stem(record | {"partition": partition}, "key")
+        assert found == f"{start}fed-x-2-seed3-{end}"
 
 
 def predicts_by_a_function(setting):

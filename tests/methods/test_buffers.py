@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
+from fedprompt.compare import alone
 from fedprompt.methods import METHODS, Federation, Setting, check_messages
 from method_runs import together
 
@@ -64,9 +65,10 @@ def test_no_statistics_cross_between_clients_with_one_network():
     check_messages(together(WITHOUT_TRUNK, newcomers=True), tried)
 
 
-def test_statistics_of_a_client_are_those_of_its_own_batches():
+@pytest.mark.parametrize("make", [METHODS["local"].make, alone.longer])
+def test_statistics_of_a_client_are_those_of_its_own_batches(make):
     made = federation()
-    method = METHODS["local"].make(made.setting)
+    method = make(made.setting)
     *_, now = fp.run_rounds(method, made.data, [[0], [2]])
     model, expected = now.model(method, made.data(0, 2)), made.setting.new_model(0)
     assert model.network[2].num_batches_tracked == made.setting.steps
