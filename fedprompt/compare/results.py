@@ -133,7 +133,6 @@ class Results:
             A line that says where the files are, and why there is no picture.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
         line = [f"    {command}"] if command else []
         below = "\n\n".join([*self.tuned(), *self.failures(), *line, LOAD, told])
