@@ -59,6 +59,9 @@ def test_the_mean_over_partitions_is_of_the_seeds_that_ran_in_all_of_them(found)
         pytest.approx(("A", 1, "", 0.6, 0.4, 0.8, 12.0, 6.0, 8.0, 2.0)),
         pytest.approx(("B", 0, "", 0.75, 0.6, 0.9, 15.0, 6.0, 8.0, 2.0)),
     ]
+    assert {name: each.get("own") for name, each in listed[0]["clients"].items()} == {
+        **{"x/a": 0.2, "x/b/": None, "y/a": 0.4, "y/b/": None}  # dots of the picture
+    }
     words = {"own": "own mix, mean", "own x": "on x", "own y": "on y"}
     assert (problem.columns, problem.compared) == (words, ["own"])
     assert views["x"] == (found.found, found.problem)
