@@ -139,12 +139,6 @@ def test_models_and_batches_are_on_the_device_of_the_machine(name, method, monke
     digits.trunk.cache_clear()
 
 
-def test_a_record_names_the_commit_of_the_clone():
-    git = ["git", "--git-dir", str(records.ROOT / ".git"), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    assert records.origin().get("commit", "").removesuffix("-dirty") == commit
-
-
 def test_a_record_without_a_later_hyperparameter_is_that_of_its_default():
     row = Row.of("fedhpl")
     cell = Cell(

@@ -17,6 +17,7 @@ def test_a_record_names_the_commit_and_whether_files_of_the_library_differ(
     changed, end, monkeypatch, tmp_path
 ):
     """Other files may differ, such as those of a page."""
+    assert (records.ROOT / "fedprompt" / "compare" / "records.py").samefile(records.__file__)
     monkeypatch.setattr(records, "ROOT", tmp_path)
     assert "commit" not in records.origin.__wrapped__()
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]

@@ -8,7 +8,7 @@ import torch
 
 import fedprompt as fp
 from fedprompt import compare, methods, samples
-from fedprompt.compare import cells, pictures, records, results
+from fedprompt.compare import cells, pictures, records, results, tables
 from fedprompt.compare.cells import Cell
 from fedprompt.compare.hyperparameters import drawn
 from fedprompt.compare.rows import Row
@@ -71,99 +71,30 @@ def test_the_mean_over_partitions_is_of_the_seeds_that_ran_in_all_of_them(found)
     assert list(never_both.views()) == ["x", "y"]
 
 
-TEXT = """
-T, each in turn, 1 or 2 seeds
-
-| row | own mix, mean | on x | on y | bytes up | bytes down |
-| --- | ------------: | ---: | ---: | -------: | ---------: |
-| B   |          75.0 | 60.0 | 90.0 |        8 |          2 |
-| A   |          45.0 | 30.0 | 60.0 |        8 |          2 |
-
-| row | trained | backward | seeds |
-| --- | ------: | -------: | ----: |
-| B   |       6 |       15 |     1 |
-| A   |       6 |        9 |     2 |
-
-T, first, 2 seeds
-
-| row | own mix | all test images | worst client | bytes up | bytes down |
-| --- | ------: | --------------: | -----------: | -------: | ---------: |
-| B   |    70.0 |            35.0 |         17.5 |        8 |          2 |
-| A   |    30.0 |            15.0 |          7.5 |        8 |          2 |
-
-| row | trained | backward |
-| --- | ------: | -------: |
-| B   |       6 |       14 |
-| A   |       6 |        6 |
-
-4 records.
-
-T, second, 1 or 2 seeds
-
-| row | own mix | all test images | worst client | bytes up | bytes down |
-| --- | ------: | --------------: | -----------: | -------: | ---------: |
-| B   |    90.0 |            45.0 |         22.5 |        8 |          2 |
-| A   |    60.0 |            30.0 |         15.0 |        9 |          2 |
-
-| row | trained | backward | seeds |
-| --- | ------: | -------: | ----: |
-| B   |       6 |       18 |     1 |
-| A   |       6 |       12 |     2 |
-
-3 records.
-""".strip()
-TUNED = """
-Best of 2 trials of each row:
-
-| row | hyperparameters |
-| --- | --------------: |
-| A   |                 |
-| B   |                 |
-""".strip()
-FAILED = "B failed: no memory"
-
-
-@pytest.fixture(autouse=True)
-def drawn_to(monkeypatch):
-    """Paths of the pictures, which take seconds."""
-    paths = []
-    monkeypatch.setattr(pictures, "bars", lambda views, path: paths.append(path))
-    return paths
-
-
-def test_tables_are_in_the_text_and_in_the_files(found, tmp_path, drawn_to):
-    assert str(found) == f"{TEXT}\n\n{FAILED}"
+def test_tables_are_in_the_text_and_in_the_files(found, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "bars", lambda views, path: path.write_text(" ".join(views)))
+    reports, failed = found.reports(), "B failed: no memory"
+    assert list(reports) == ["", "x", "y"]
+    assert reports[""].startswith("T, each in turn, 1 or 2 seeds\n\n| row | own mix, mean | on x |")
+    assert reports["x"].endswith("\n\n4 records.")
+    assert str(found) == "\n\n".join([*reports.values(), failed])
     tuned = compare.Results(found.problem, found.found, found.failed, tune=2)
-    assert str(tuned) == f"{TEXT}\n\n{TUNED}\n\n{FAILED}"
+    best = f"Best of 2 trials of each row:\n\n{tables.hyperparameters(found.found)}"
+    assert str(tuned) == "\n\n".join([*reports.values(), best, failed])
     place = tmp_path / "a" / "b"
     assert tuned.save(place, command="compare me") == f"Tables and picture: {place}"
-    assert drawn_to == [place / "bars.png"]
+    assert (place / "bars.png").read_text() == " x y"
     told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
-    below = "\n\n".join([TUNED, FAILED, "    compare me", results.LOAD, told])
-    second, third = TEXT.index("T, first"), TEXT.index("T, second")
-    parts = {"": TEXT[:second], "-x": TEXT[second:third], "-y": TEXT[third:]}
-    for name, part in parts.items():
-        assert (place / f"table{name}.md").read_text() == f"{part.strip()}\n\n{below}\n"
-    assert [*csv.reader((place / "table.csv").read_text().splitlines())] == [
-        [
-            "row",
-            "own mix, mean",
-            "on x",
-            "on y",
-            "bytes up",
-            "bytes down",
-            "trained",
-            "backward",
-            "seeds",
-        ],
-        ["B", "75.0", "60.0", "90.0", "8", "2", "6", "15", "1"],
-        ["A", "45.0", "30.0", "60.0", "8", "2", "6", "9", "2"],
-    ]
+    below = "\n\n".join([best, failed, "    compare me", results.LOAD, told])
+    for name, end in (("", ""), ("x", "-x"), ("y", "-y")):
+        assert (place / f"table{end}.md").read_text() == f"{reports[name]}\n\n{below}\n"
+    assert (place / "table.csv").read_text().splitlines()[1] == "B,75.0,60.0,90.0,8,2,6,15,1"
     compare.Results(found.problem, found.found).save(place)
-    assert (place / "table.md").read_text() == f"{TEXT[:second]}{results.LOAD}\n\n{told}\n"
+    assert (place / "table.md").read_text() == f"{reports['']}\n\n{results.LOAD}\n\n{told}\n"
 
 
-def test_lines_of_clients_and_of_seeds_have_the_figures_and_the_files(found, tmp_path):
+def test_lines_of_clients_and_of_seeds_have_the_figures_and_the_files(found, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare.Results, "plot", lambda *_: None)
     shared, own = cell(found.problem, "A", 0).stem, cell(found.problem, "B", 1).stem
     (tmp_path / "prompts").mkdir()
     for name in (shared, f"{own}-a"):
@@ -259,10 +190,7 @@ def test_without_training_alone_no_longer_one_runs_and_the_error_is_kept(
     monkeypatch.setattr(cells, "run", failing)
     runner = results._Runner(problem_of(), Machine(), [], tmp_path, 1, save=False)
     runner.partition("x", [Row.of("fedprox"), Row.of("ditto")], range(2), 1)
-    assert [(record["row"], record["seed"]) for record in runner.found] == [
-        ("FedProx", 0),
-        ("FedProx", 1),
-    ]
+    assert [each["row"] for each in runner.found] == ["FedProx"] * 2
     assert runner.failed == dict.fromkeys(("Ditto", "Training alone"), "KeyError: 'nothing'")
     assert (runner.passes("x", "FedProx"), runner.passes("x", "Ditto")) == (16.4, 0.0)
 
@@ -326,10 +254,10 @@ def test_three_seeds_run_next_to_training_alone(digits, ran, tmp_path):
 def test_several_workers_get_problems_and_functions_that_can_be_sent(digits, monkeypatch):
     seen = []
     monkeypatch.setattr(cells, "check_sent", lambda problem, listed: seen.append(listed))
-    monkeypatch.setattr(cells, "run_all", lambda wanted, path, workers, title: seen.append(workers))
-    with pytest.raises(TypeError):  # there is no record
+    monkeypatch.setattr(cells, "run_all", lambda cells, path, workers, title: 1 / (workers - 2))
+    with pytest.raises(ZeroDivisionError):
         compare.run(digits, ["fedprox", "local"], seeds=1, workers=2)
-    assert seen == [[Row.of("fedprox")], 2]
+    assert seen == [[Row.of("fedprox")]]
 
 
 test_wrong_numbers_are_refused = refused(globals())("""

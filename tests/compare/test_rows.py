@@ -44,27 +44,8 @@ def test_only_functions_of_a_user_or_of_a_package_are_part_of_a_row(monkeypatch)
     assert (found.search, found.families, found.traits) == ({}, rows.FAMILIES, ("personalized",))
     assert rows.entry_of(short) is found
     assert "short" not in METHODS
-    assert [Row.of(name).personalized for name in ("fedprox", "ditto", short)] == [
-        False,
-        True,
-        True,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("families", "family", "expected"),
-    [
-        (("mixed models",), "one model", True),
-        (("one model",), "one model", True),
-        (("CLIP",), "one model", False),
-        (("one model",), "mixed models", False),
-        (("mixed models", "CLIP"), "CLIP", True),
-    ],
-)
-def test_methods_of_mixed_models_run_where_all_clients_have_the_models_of_one(
-    families, family, expected
-):
-    assert rows.fits(Entry("a", "A", short, families, (), {}, ""), family) == expected
+    kinds = [Row.of(name).personalized for name in ("fedprox", "ditto", short)]
+    assert kinds == [False, True, True]
 
 
 def positional(setting, learning_rate=0.1):
@@ -81,9 +62,7 @@ Row.of(without_default) -> CompareError: `learning_rate` of without_default must
 """)
 
 FILE = """
-from fedprompt import methods
 from fedprompt.methods import fedprox, register
-from fedprompt.methods.registry import LEARNING_RATE
 
 def plain(setting, *, learning_rate=0.1):
     return helper(setting, learning_rate)
@@ -91,67 +70,41 @@ def plain(setting, *, learning_rate=0.1):
 def helper(given, setting):
     return fedprox(given)
 
-@register("My own", families=("CLIP",), search=LEARNING_RATE)
+@register("My own", families=("CLIP",))
 def other(given, *, learning_rate=0.5):
     return fedprox(given)
 """
 
 
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    """A file of methods, whose folder and module are forgotten later."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
-    monkeypatch.setattr(rows, "SOURCES", {})
-    monkeypatch.setattr(rows, "ENTRIES", {})
-    (tmp_path / "mine.py").write_text(FILE)
-    return tmp_path / "mine.py"
-
-
-def test_methods_of_a_file_are_registered_ones_and_those_whose_first_argument_is_a_setting(file):
-    before = {**METHODS}
-    found = rows.read_methods(file)
-    assert list(found) == ["plain", "other"]
-    assert before == METHODS
-    assert sys.path[-1] == str(file.parent)
-    assert sys.path.count(str(file.parent)) == 1
-    names = [f"{file}:plain", f"{file}:other", "fedprox", f"{file}:plain"]
-    assert rows.files(names) == [file]
-    plain, other = rows.chosen([names[0], names[1], ""], "CLIP")
-    assert plain == Row("Plain", "plain", {"learning_rate": 0.1}, make=found["plain"])
-    assert other == Row("My own", "other", {"learning_rate": 0.5}, make=found["other"])
-    assert plain.entry.search == other.entry.search == rows.LEARNING_RATE
-    assert rows.code(plain) == rows.code(other)
-    file.write_text(f"{FILE}\n# another text")
-    again = rows.chosen(names[:1], "CLIP")[0]
-    assert rows.code(again) != rows.code(plain)
-    assert again.make is not plain.make
-
-
-def test_another_process_gets_the_text_of_a_file(file, monkeypatch):
-    (row,) = rows.chosen([f"{file}:plain"], "CLIP")
-    code, sent = rows.code(row), pickle.dumps(row)
-    file.unlink()
-    for known in (rows.SOURCES, rows.ENTRIES):
-        known.clear()
-    found = pickle.loads(sent)
-    assert (found.title, found.method, found.values) == (row.title, row.method, row.values)
-    assert found.make is not row.make
-    assert (found.make.__code__, rows.code(found)) == (row.make.__code__, code)
-    assert pickle.loads(pickle.dumps(Row.of("fedprox"))) == Row.of("fedprox")
-
-
-def test_a_file_that_cannot_be_imported_leaves_nothing(file):
-    file.write_text(f"{FILE}\n1 / 0")
-    before = {**METHODS}
+def test_another_process_gets_the_text_of_a_file_which_registers_nothing(tmp_path, monkeypatch):
+    path, before = tmp_path / "mine.py", {**METHODS}
+    for name, value in (("path", [*sys.path]), ("modules", {**sys.modules})):
+        monkeypatch.setattr(sys, name, value)
+    for name in ("SOURCES", "ENTRIES"):
+        monkeypatch.setattr(rows, name, {})
+    path.write_text(f"{FILE}\n1 / 0")
     for _ in range(2):
         with pytest.raises(
             CompareError, match=r"mine.py cannot be imported: ZeroDivisionError: di"
         ):
-            rows.read_methods(file)
+            rows.read_methods(path)
+    assert not [name for name in (*rows.SOURCES, *sys.modules) if name.startswith("mine-")]
+    path.write_text(FILE)
+    plain, other = rows.chosen([f"{path}:plain", f"{path}:other", ""], "CLIP")
+    assert list(rows.read_methods(path)) == ["plain", "other"]
     assert before == METHODS
-    assert not rows.SOURCES
-    assert not any(name.startswith("mine-") for name in sys.modules)
-    for other in (file.with_suffix(".txt"), file.parent):
-        with pytest.raises(CompareError, match="must name an existing Python file; got "):
-            rows.read_methods(other)
+    assert sys.path.count(str(tmp_path)) == 1
+    assert rows.files([f"{path}:plain", "fedprox", f"{path}:other"]) == [path]
+    assert (plain.title, plain.values) == ("Plain", {"learning_rate": 0.1})
+    assert (other.title, other.entry.families) == ("My own", ("CLIP",))
+    code, sent = rows.code(plain), pickle.dumps(plain)
+    assert code == rows.code(other)
+    path.write_text(f"{FILE}\n# another text")
+    assert rows.code(*rows.chosen([f"{path}:plain"], "CLIP")) != code
+    path.unlink()
+    rows.SOURCES.clear()
+    rows.ENTRIES.clear()
+    found = pickle.loads(sent)
+    assert found.make is not plain.make
+    assert (rows.code(found), found.make.__code__) == (code, plain.make.__code__)
+    assert (found.title, found.method, found.values) == (plain.title, "plain", plain.values)
