@@ -100,9 +100,14 @@ def test_an_error_is_one_line_in_the_words_of_the_command(calls, monkeypatch, ca
             command.main(flags)
         assert capsys.readouterr().err == f"fedprompt compare: {line}\n"
     calls.clear()
-    for share in ("x", "0", "1.5"):
+    range_of = "argument --shrink: must be above 0 and at most 1; got"
+    for given, line in (
+        ([*flags, "--shrink", "x"], f"{range_of} x"),
+        ([*flags, "--shrink", "0"], f"{range_of} 0"),
+        ([*flags, "--shrink", "1.5"], f"{range_of} 1.5"),
+        (["", *flags[1:]], "argument folder: must not be empty"),  # and not this folder
+    ):
         with pytest.raises(SystemExit, match="2"):
-            command.main([*flags, "--shrink", share])
-        message = f"argument --shrink: must be above 0 and at most 1; got {share}\n"
-        assert capsys.readouterr().err == f"fedprompt compare: {message}"
+            command.main(given)
+        assert capsys.readouterr().err == f"fedprompt compare: {line}\n"
     assert not calls
