@@ -141,7 +141,7 @@ Second.
 
 Below.
 """
-    stem = tmp_path / "made" / "of.it"
+    stem = tmp_path / "a" / "b" / "of.it"
     tables.save(found + others, stem, problem, "p", "Below.")
     tables.save(found + others, stem, problem, "p", "Below.")
     assert stem.with_name("of.it.md").read_text(encoding="utf-8") == whole.lstrip()
@@ -172,6 +172,7 @@ def test_a_vague_column_is_no_part_of_a_table_unless_it_is_compared(monkeypatch)
         at = {"task": "mnist", "partition": "deep-domains", "row": row, "trial": None, "seed": seed}
         return at | {"own": far, "worst": far, "received": near}
 
+    assert not tables.vague("worst", [[0.1, 0.9]])  # of two seeds, no interval is shown
     monkeypatch.setitem(pages.PAIRS, "mnist", {"deep-domains": ["A - C"]})
     found = [record(row, seed) for row in "ABC" for seed in (-1, 0, 1)]
     assert [tables.vague(name, [[0.1, 0.5, 0.9]]) for name in ("worst", "noise", "rise")] == [
