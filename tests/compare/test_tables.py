@@ -90,6 +90,17 @@ def test_the_reference_has_as_many_passes_or_the_next_number_or_the_most():
     assert tables.reference_of(by_row, ["once", "zero"], "none") == "zero"
 
 
+def test_h_of_a_seed_has_the_slopes_of_the_means():
+    """By hand: of 0.8 and 0.3, H is 0.48 / 1.1, with slopes 2 * 0.09 / 1.21 and 2 * 0.64 / 1.21."""
+    pairs = (0.9, 0.5), (0.7, 0.1)
+    seeds = tables.harmonic([{"full": full, "new": new, "h": 0.0} for full, new in pairs])
+    change = 0.1 * 0.18 / 1.21 + 0.2 * 1.28 / 1.21
+    assert [each["h"] for each in seeds] == pytest.approx(
+        [0.48 / 1.1 + change, 0.48 / 1.1 - change]
+    )
+    assert tables.harmonic([{"h": 0.1, "full": 1}, {}]) == [{"h": 0.1, "full": 1}, {}]
+
+
 def test_h_of_no_accuracy_is_0():
     seeds = [{"full": 0.0, "new": 0.0, "h": 0.0}] * 2
     assert [each["h"] for each in tables.harmonic(seeds)] == [0, 0]
@@ -103,6 +114,7 @@ def test_a_table_has_all_figures_in_their_order(tmp_path):
         return at | {"trial": None, "values": {}, "shrink": 0.5, "bytes_up": 1234567.6} | more
 
     found = [record("a|b", seed, 0.6 + 0.01 * seed, rise=0.5, worst=seed) for seed in (2, 0, 1)]
+    found[0]["kept"] = 8  # which the other seeds lack
     found += [record("alone", seed, 0.6 - 0.01 * seed, received=0.4) for seed in (0, 1)]
     others = [record("a|b", 7, 1.0) | {"trial": 3}, record("alone", 7, 1.0) | {"partition": "q"}]
     columns = {"full": "all", "worst": "worst", "own": "mine", "received": "new", "rise": "rise"}
@@ -239,12 +251,15 @@ def test_cells_order_differences_and_bars_are_of_one_harmonic_mean(tmp_path, mon
     assert [each["h"] for each in tables.grouped(found, "")["B"]] == pytest.approx([0.4, 0.5, 0.45])
 
 
-def test_a_cost_that_a_seed_lacks_is_left_out():
-    told = {"partition": "styles", "row": "PromptFL", "trial": None, "values": {}, "own": 0.5}
-    seeds = [told | {"seed": 0, "bytes_up": 4.0, "kept": 8.0}, told | {"seed": 1, "bytes_up": 4.0}]
-    header, _ = tables.rows(seeds, TASKS["emoji"], "styles")
-    assert "bytes up" in header
-    assert "bytes kept" not in header
+def test_each_of_many_columns_is_in_one_of_the_further_tables():
+    columns = {f"c{place}": f"column {place}" for place in range(20)}
+    record = {"partition": "", "row": "A", "trial": None, "seed": 0} | dict.fromkeys(columns, 0.5)
+    fields = {"columns": columns, "compared": ("c0",), "every": True}
+    problem = Problem(title="", partitions={"": ""}, rows=list, make=dict, **fields)
+    heads = tables.titled([record], problem, "").splitlines()[2::4]
+    assert [line.count("|") for line in heads] == [8, 8, 8, 4]
+    cells = [cell.strip() for line in heads for cell in line.strip("|").split("|")[1:]]
+    assert cells == [*columns.values()]
 
 
 @pytest.mark.unhooked  # parts of a problem are enough
