@@ -264,6 +264,16 @@ def test_workers_run_what_has_no_record_and_records_are_in_the_order_of_cells(
     assert cells.run_all([], path, workers=1) == []
 
 
+def test_the_first_rank_writes_before_the_others_go_on(monkeypatch, tmp_path):
+    path, written = tmp_path / "r.jsonl", []
+    monkeypatch.setattr(cells, "run", lambda cell, progress: {"own": 0.5})
+    monkeypatch.setattr(cells.ranks, "wait", lambda: written.append(path.exists()))
+    for rank in (1, 0):
+        monkeypatch.setattr(cells.ranks, "rank", lambda rank=rank: rank)
+        assert len(cells.run_all(seeds(1), path, workers=1)) == 1
+    assert written == [False, True]
+
+
 def test_a_missing_file_stops_the_cells_that_wait(pools, monkeypatch, tmp_path):
     ran = []
 
