@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = flags()
-    for flag, text in pairwise([*given, "."]):
+    for flag, text in pairwise(["folder", *given, "."]):
         if text == "" or (flag.startswith("--") and flag.endswith("=")):
             parser.error(f"argument {flag.rstrip('=')}: must not be empty")
     args = parser.parse_args(given)

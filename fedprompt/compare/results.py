@@ -96,8 +96,14 @@ class Results:
             if len(runs) == len(views):
                 figures = {name: float(np.mean([run[name] for run in runs])) for name in MEANS}
                 targets = {f"{column} {run['partition']}": run[column] for run in runs}
+                clients = {
+                    f"{run['partition']}/{name}": each
+                    for run in runs
+                    for name, each in run.get("clients", {}).items()
+                }
                 mean = float(np.mean([*targets.values()]))
-                listed.append(runs[0] | figures | targets | {column: mean, "partition": ALL})
+                mixed = figures | targets | {column: mean, "partition": ALL, "clients": clients}
+                listed.append(runs[0] | mixed)
         if not listed:
             return views
         words = {column: f"{problem.columns[column]}, mean"}
@@ -133,7 +139,6 @@ class Results:
             A line that says where the files are, and why there is no picture.
         """
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         told = ", ".join(f"{name} {value}" for name, value in records.origin().items())
         line = [f"    {command}"] if command else []
         below = "\n\n".join([*self.tuned(), *self.failures(), *line, LOAD, told])

@@ -153,7 +153,11 @@ def _made(make: Callable[..., Method]) -> Entry:
     title = make.__name__.replace("_", " ").capitalize()
     if title.casefold() in {entry.title.casefold() for entry in (METHODS | FURTHER).values()}:
         raise CompareError(f"`methods` must have new names; got {make.__name__}.")
-    search = LEARNING_RATE if "learning_rate" in inspect.signature(make).parameters else {}
+    rate = inspect.signature(make).parameters.get("learning_rate")
+    if rate is not None and (rate.kind is not rate.KEYWORD_ONLY or rate.default is rate.empty):
+        rule = "be a keyword with a default, as in `(setting, *, learning_rate=0.01)`"
+        raise CompareError(f"`learning_rate` of {make.__name__} must {rule}.")
+    search = {} if rate is None else LEARNING_RATE
     try:
         register(title, families=FAMILIES, traits=("personalized",), search=search)(make)
     except ValueError as error:
