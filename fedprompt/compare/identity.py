@@ -20,7 +20,7 @@ from fedprompt.compare.trials import CompareError
 
 FROZEN = "tower", "clip"
 """Fields of a setting that are frozen networks, beside its trunks."""
-PLAIN = int | float | str | tuple | list | dict | Tensor
+PLAIN = (int, float, str, tuple, list, dict, Tensor)
 """Types of the values of a class and of a module that are compared."""
 
 
@@ -104,7 +104,8 @@ def _parts(module: nn.Module) -> list[Any]:
 
     Flags and private values of the modules of installed packages are left out.
     """
-    kinds, usual, plain = dict.fromkeys(map(type, module.modules())), vars(nn.Module()), []
+    kinds, usual = dict.fromkeys(map(type, module.modules())), vars(nn.Module())
+    plain: list[Any] = []
     for part in module.modules():
         fixed = _is_installed(type(part))  # some of its flags depend on the machine
         for name, value in vars(part).items():
@@ -125,7 +126,7 @@ def _contents(given: type) -> list[Any]:
     """Return functions and plain values of a class and of its bases, without installed ones."""
     own = [vars(each).items() for each in given.__mro__ if not _is_installed(each)]
     names = "__func__", "fget", "func"  # of methods without `self`, and of properties
-    found = []
+    found: list[Any] = []
     for name, part in (item for items in own for item in items):
         inner = next((getattr(part, each) for each in names if hasattr(part, each)), part)
         if inspect.isfunction(inner):
