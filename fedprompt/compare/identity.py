@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -19,11 +20,15 @@ from fedprompt.compare.trials import CompareError
 
 FROZEN = "tower", "clip"
 """Fields of a setting that are frozen networks, beside its trunks."""
+PLAIN = (int, float, str, tuple, list, dict, Tensor)
+"""Types of the values of a class and of a module that are compared."""
 
 
 def stamp(values: Tensor | np.ndarray | str | bytes) -> str:
     """Return a hash of a tensor, an array, a text or bytes."""
     if isinstance(values, Tensor):
+        if values.is_floating_point():  # NumPy has no bfloat16
+            values = values.detach().flatten().view(torch.uint8)
         values = values.numpy(force=True)
     if isinstance(values, np.ndarray):
         values = values.tobytes()
@@ -57,11 +62,12 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
     if any(value is each for each in above):
         return "itself"
     inner = partial(told, above=(*above, value))
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return ["array", inner(value.tolist())]
     if isinstance(value, Tensor | np.ndarray):
         return [str(value.dtype), *value.shape, stamp(value)]
     if isinstance(value, nn.Module):
-        types = dict.fromkeys(map(type, value.modules()))
-        return [repr(value), fp.fingerprint(value)["weights"], *map(inner, types)]
+        return [repr(value), *map(inner, _parts(value))]
     if isinstance(value, Mapping):
         return [[inner(key), inner(each)] for key, each in value.items()]
     if isinstance(value, list | tuple):
@@ -84,13 +90,29 @@ def told(value: Any, above: tuple[Any, ...] = ()) -> Any:
         return [inner(value.__self__), value.__qualname__]
     text = repr(value)
     if isinstance(value, type):
-        return [text, *map(inner, _functions(value))]
+        return [text, *map(inner, _contents(value))]
     if " at 0x" not in text and not is_dataclass(value):
         return [text, inner(type(value))]
     if not hasattr(value, "__dict__"):
         rule = "have a __repr__ that tells its values, for the records"
         raise CompareError(f"A {type(value).__name__} of a setting or a method must {rule}.")
     return [inner(type(value)), inner(vars(value))]
+
+
+def _parts(module: nn.Module) -> list[Any]:
+    """Return weights, buffers, types and plain values of a module and of those in it.
+
+    Flags and private values of the modules of installed packages are left out.
+    """
+    kinds, usual = dict.fromkeys(map(type, module.modules())), vars(nn.Module())
+    plain: list[Any] = []
+    for part in module.modules():
+        fixed = _is_installed(type(part))  # some of its flags depend on the machine
+        for name, value in vars(part).items():
+            left_out = fixed and (name.startswith("_") or isinstance(value, bool))
+            if isinstance(value, PLAIN) and name not in usual and not left_out:
+                plain.append((name, value))
+    return [dict(module.named_parameters()), dict(module.named_buffers()), *kinds, *plain]
 
 
 def _is_installed(value: Any) -> bool:
@@ -100,10 +122,18 @@ def _is_installed(value: Any) -> bool:
     return module is fp or not {"site-packages", "dist-packages"}.isdisjoint(places)
 
 
-def _functions(given: type) -> list[Any]:
-    """Return the functions of a class and of its bases, without installed ones."""
-    own = [each for each in given.__mro__ if not _is_installed(each)]
-    return [part for each in own for part in vars(each).values() if inspect.isfunction(part)]
+def _contents(given: type) -> list[Any]:
+    """Return functions and plain values of a class and of its bases, without installed ones."""
+    own = [vars(each).items() for each in given.__mro__ if not _is_installed(each)]
+    names = "__func__", "fget", "func"  # of methods without `self`, and of properties
+    found: list[Any] = []
+    for name, part in (item for items in own for item in items):
+        inner = next((getattr(part, each) for each in names if hasattr(part, each)), part)
+        if inspect.isfunction(inner):
+            found.append(inner)
+        elif isinstance(part, PLAIN) and not name.startswith("__"):
+            found.append((name, part))
+    return found
 
 
 def _unchecked(function: Any) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedprompt import data
 from fedprompt.compare.divisions import divide, held_out
 from fedprompt.data import Folder
 
@@ -55,9 +56,26 @@ def test_images_are_divided_over_so_many_clients(clients):
     assert np.abs(tested - trained / 3).max() <= 1  # its share of each class, to one image
     if clients.startswith("pathological"):
         assert ((trained > 0).sum(1) == 2).all()
-    again, other = divided(given, clients), divided(given, clients, seed=1)
-    assert [p.tolist() for p in again.train] == [p.tolist() for p in found.train]
-    assert [p.tolist() for p in other.train] != [p.tolist() for p in found.train]
+
+
+@pytest.mark.parametrize("clients", ["iid:4", "dirichlet:0.5:5", "pathological:2:6"])
+def test_the_division_is_that_of_the_functions_of_the_data_module(clients):
+    """Training and test images alternate, so that positions and places differ."""
+    split = np.array(["train", "test", "train", "train"] * 60)
+    given, draw = folder(np.arange(240) % 7 % 3, split=split), np.random.default_rng(2)
+    train, test = np.flatnonzero(split == "train"), np.flatnonzero(split == "test")
+    labels, more = given.labels[train], {"generator": draw}
+    if clients == "iid:4":
+        shards = data.iid(labels, 4, **more)
+    elif clients == "dirichlet:0.5:5":
+        shards = data.dirichlet(labels, 5, alpha=0.5, min_size=2, **more)
+    else:
+        shards = data.pathological(labels, 6, classes_per_client=2, **more)
+    shares = data.class_shares(labels, shards, 3)
+    tests = data.allocate(given.labels[test], shares, min_size=0, **more)
+    found = divided(given, clients, seed=2)
+    assert [part.tolist() for part in found.train] == [train[part].tolist() for part in shards]
+    assert [part.tolist() for part in found.own] == [test[part].tolist() for part in tests]
 
 
 def test_test_images_of_a_class_that_nobody_trains_belong_to_no_client():

@@ -3,6 +3,7 @@
 import os
 import struct
 import zlib
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -100,8 +101,18 @@ def test_colors_of_16_bits_are_read_and_of_12_bits_in_16_are_refused(tmp_path):
     colors = np.arange(48).reshape(4, 4, 3)
     found = np.asarray(opened(deep_png(tmp_path / "a.png", colors * 1365)))
     assert (found == colors * 1365 // 256).all()
-    with pytest.raises(OSError, match=r"b\.png cannot .*: it has colors of less than 16 bits"):
-        opened(deep_png(tmp_path / "b.png", colors * 85))
+    for few in (colors * 85, colors // 47 * 16383):  # 12 and 14 bits
+        with pytest.raises(OSError, match=r"b\.png cannot .*: it has colors of less than 16 bits"):
+            opened(deep_png(tmp_path / "b.png", few))
+    assert np.asarray(opened(deep_png(tmp_path / "a.png", colors // 47 * 16384))).max() == 64
+
+
+def test_a_bit_depth_is_the_smallest_that_has_the_level_and_higher_levels_are_white(tmp_path):
+    levels = {0: 8, 255: 8, 256: 10, 1023: 10, 1024: 12, 4095: 12, 4096: 14, 16384: 16, 65535: 16}
+    assert {level: images.depth(level) for level in levels} == levels
+    path = save(tmp_path, "a.png", np.uint16([[0, 2048, 4095, 4000, 65535]]))
+    found = [np.asarray(opened(path, bits=bits))[0, :, 0].tolist() for bits in (None, 12, 10)]
+    assert found == [[0, 7, 15, 15, 255], [0, 127, 255, 249, 255], [0, 255, 255, 255, 255]]
 
 
 def wrong(folder, name):
@@ -144,7 +155,9 @@ def test_a_very_large_image_is_refused_with_its_path(tmp_path, monkeypatch):
         opened(path)
 
 
-@pytest.mark.parametrize("sides", [(32, 32), (10, 40), (61, 17), (3, 190), (33, 100), (7, 8)])
+@pytest.mark.parametrize(
+    "sides", [(32, 32), (10, 40), (61, 17), (3, 190), (33, 100), (2, 192), (192, 2)]
+)
 @pytest.mark.parametrize("size", [10, 32, 33])
 def test_the_short_side_is_resized_by_pillow_and_the_middle_is_cut_out(sides, size):
     pixels = np.random.default_rng(0).integers(0, 256, (*sides, 3), dtype=np.uint8)
@@ -181,15 +194,33 @@ def read(folder, size=4):
     return torch.stack([squared(opened(path), size=size) for path in folder.paths])
 
 
-def test_gray_images_of_one_folder_have_one_scale(tmp_path):
+@pytest.mark.parametrize("suffix", [".png", ".TIF", ".tiff", ".pgm"])
+def test_gray_images_of_one_folder_have_one_scale(suffix, tmp_path):
     """A dark image must not become as bright as a bright one."""
+    types = defaultdict(lambda: np.uint16, {".pgm": np.int32})  # as Pillow writes it
     for name, level in {"a": 4000, "b": 1000, "c": 300}.items():
         (tmp_path / "photos" / name).mkdir(parents=True)
-        save(tmp_path / "photos" / name, "1.png", np.full((2, 2), level, np.uint16))
+        pixels = np.full((2, 2), level, np.uint16)
+        pixels[1, 1] = 0
+        kind = suffix if name == "a" else ".png"
+        save(tmp_path / "photos" / name, f"1{kind}", pixels.astype(types[kind]))
     folder = read_folder(tmp_path / "photos", layout="class")
-    pixels, _ = decoded(folder, tmp_path / "cache", size=2)
-    assert pixels[:, 0, 0, 0].tolist() == [249, 62, 18]  # of 4095
-    assert read(folder)[1, 0, 0, 0] == 249  # alone, of 1023
+    found, _ = decoded(folder, tmp_path / "cache", size=2)
+    assert found[:, 0, 0, 0].tolist() == [249, 62, 18]  # of 4095
+    assert read(folder, 2)[1, 0, 0, 0] == 249  # alone, of 1023
+
+
+def test_levels_of_8_bits_keep_their_values_and_levels_above_16_bits_are_left_out(tmp_path):
+    root = tmp_path / "photos"
+    for name, level in {"a": 200, "b": 255}.items():
+        (root / name).mkdir(parents=True)
+        save(root / name, "1.png", np.full((2, 2), level, np.uint16))
+    cache = tmp_path / "cache"
+    pixels, _ = decoded(read_folder(root, layout="class"), cache, size=2)
+    assert pixels[:, 0, 0, 0].tolist() == [200, 255]
+    save(root / "a", "2.tif", np.full((2, 2), 70000, np.int32))
+    pixels, kept = decoded(read_folder(root, layout="class"), cache, size=2, skip=True)
+    assert (len(kept), pixels[:, 0, 0, 0].tolist()) == (2, [0, 0])  # of 65535
 
 
 def test_images_are_decoded_once_into_a_file_next_to_the_output(tmp_path, monkeypatch):
@@ -217,6 +248,12 @@ def test_changed_images_are_decoded_again(tmp_path):
     os.utime(folder.paths[0], (1, 1))  # another one may have as many bytes
     decoded(folder, cache, size=4)
     assert len(list(cache.iterdir())) == 3
+    moved = (tmp_path / "photos").rename(tmp_path / "moved")  # names count from the root on
+    decoded(read_folder(moved), cache, size=4)
+    assert len(list(cache.iterdir())) == 3
+    (moved / "a" / "3.png").rename(moved / "a" / "33.png")
+    decoded(read_folder(moved), cache, size=4)
+    assert len(list(cache.iterdir())) == 4
 
 
 def test_a_damaged_image_is_named_or_left_out_and_counted(tmp_path):
@@ -246,11 +283,15 @@ def test_a_folder_without_readable_images_is_refused(tmp_path):
     assert list(cache.iterdir()) == []
 
 
-def test_a_damaged_file_of_decoded_images_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "bytes_of", [lambda whole: whole[:-1], lambda whole: 2 * whole, lambda _: b""]
+)
+def test_a_damaged_file_of_decoded_images_is_refused(bytes_of, tmp_path, monkeypatch):
     folder, cache = folder_of(tmp_path / "photos"), tmp_path / "cache"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow warns of more, not of twice as many
     decoded(folder, cache, size=4)
     (file,) = cache.iterdir()
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(bytes_of(file.read_bytes()))
     with pytest.raises(ValueError, match=rf"{file} must have 56 bytes .* 10 images. Delete it"):
         decoded(folder, cache, size=4)
 
