@@ -335,22 +335,25 @@ def test_functions_are_sent_if_another_process_has_the_same_ones(pools, monkeypa
         cells.check_sent(no_problem(), [])
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # from Python 3.12
 def test_a_worker_ends_with_its_parent():
-    read, write = os.pipe()
+    (read, write), (started, ready) = os.pipe(), os.pipe()
 
     def work():
         cells.end_with_parent()
-        for text in (b"alive", b"too long"):
-            time.sleep(0.1)
-            os.write(write, text)
-            time.sleep(1)
+        os.write(write, b"alive")
+        os.write(ready, b".")
+        time.sleep(20)
+        os.write(write, b"too long")
 
     parent = os.fork()
     if parent == 0:
         get_context("fork").Process(target=work).start()
-        time.sleep(0.3)
+        os.read(started, 1)
         os._exit(0)
     os.close(write)
     os.waitpid(parent, 0)
+    os.close(started)
+    os.close(ready)
     with open(read, "rb") as text:
         assert text.read() == b"alive"

@@ -78,7 +78,8 @@ def other(given, *, learning_rate=0.5):
 
 def test_another_process_gets_the_text_of_a_file_which_registers_nothing(tmp_path, monkeypatch):
     path, before = tmp_path / "mine.py", {**METHODS}
-    for name, value in (("path", [*sys.path]), ("modules", {**sys.modules})):
+    others = {name: each for name, each in sys.modules.items() if not name.startswith("mine-")}
+    for name, value in (("path", [*sys.path]), ("modules", others)):
         monkeypatch.setattr(sys, name, value)
     for name in ("SOURCES", "ENTRIES"):
         monkeypatch.setattr(rows, name, {})
