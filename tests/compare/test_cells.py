@@ -335,7 +335,6 @@ def test_functions_are_sent_if_another_process_has_the_same_ones(pools, monkeypa
         cells.check_sent(no_problem(), [])
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # from Python 3.12
 def test_a_worker_ends_with_its_parent():
     (read, write), (started, ready) = os.pipe(), os.pipe()
 
