@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from models import draw_images
+from models import build, draw_images, row_named
 from tolerance import assert_near
 
 DIM, DEPTH, BATCH = 12, 3, 3
@@ -39,6 +39,13 @@ def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, im
     assert_near(value, reference_means(model, images).float())
     assert (value.dtype, weight.item()) == (torch.float32, BATCH)
     assert not value.requires_grad
+
+
+def test_patches_of_a_trunk_with_rotary_positions_keep_their_places():
+    model = build(row_named("vit_small_patch16_rope_224"))
+    images = draw_images(model)
+    value, _ = fp.mean_patch_tokens(fp.vit_trunk(model), images)
+    assert_near(value, reference_means(model, images).float())
 
 
 def test_clients_with_unequal_numbers_of_images_share_one_mean(trunk, model):
