@@ -13,7 +13,7 @@ from fedprompt.methods.registry import LEARNING_RATE
 from fedprompt.methods.steps import take_step
 
 
-def train(model: nn.Module, data: ClientData, learning_rate: float, times: int = 1) -> None:
+def train(model: nn.Module, data: ClientData, learning_rate: float, times: int) -> None:
     """Train on the batches of a round, and on as many others for each further time."""
     optimizer = data.optimizer(model, learning_rate)
     for time in range(times):
