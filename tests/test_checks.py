@@ -53,6 +53,7 @@ module('it', torch.nn.Linear) -> TypeError: `it` must be an nn.Module
 names('it', {3: PLAIN}) -> TypeError: `it` must have strings as names
 tensors('it', {}) -> ValueError: `it` must hold at least one name
 tensors('it', {'a': PLAIN / 0}) -> ValueError: `it['a']` must be finite
+tensors('it', {'a': PLAIN.to('meta')}, sync=False) -> TypeError: `it['a']` must be a dense tensor
 tensors('it', {'a': PLAIN.long()}) -> TypeError: `it['a']` must be a floating-point tensor
 sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
 iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names

@@ -109,5 +109,6 @@ BYTE.decode({'a/codes': torch.ones(2, 3), 'a/scale': ONE['a']}, like=ONE) \
 BYTE.decode({'a/codes': torch.ones(2, 3, dtype=torch.int8), 'a/scale': ONE['a']}, like=ONE) \
 -> ValueError: `message['a/scale'].value` must have shape (2,); got (2, 3)
 BYTE.decode({'a': torch.ones(2)}, like=ONE) -> ValueError: `message` must have the names
+TOP.decode(SENT | {'a/weight': ones(3)}, like=ONE) -> ValueError: ['a/weight']` must have shape (2,)
 TOP.decode(SENT | {'a/weight': tensor([1.0, -1.0])}, like=ONE) -> ValueError: ['a'].weight` must be
 """)

@@ -205,6 +205,7 @@ def test_features_may_differ_by_the_rounding_of_their_dtype(dtype, right, wrong)
             fp.vit_trunk(model)
     with raises(ValueError, "`model` must compute part by part what it computes as a whole"):
         fp.vit_trunk(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_features_may_differ_by_the_rounding_of_fast_products(monkeypatch):

@@ -64,6 +64,17 @@ def test_a_plan_above_ten_times_its_tolerance_warns_once_a_process(call):
     call()  # warnings are errors
 
 
+def test_the_worst_plan_of_a_batch_decides():
+    coupling = newton(COST, *MASSES)
+    below, above = (
+        coupling._replace(error=torch.tensor([0, times * coupling.tolerance]))
+        for times in (9.9, 10.1)
+    )
+    _convergence.solved(below, strict=True)
+    with pytest.raises(ValueError, match=r"violates its marginals by 10\.1 times its tolerance"):
+        _convergence.solved(above, strict=True)
+
+
 @pytest.mark.parametrize("lean", [False, True])
 def test_strict_raises_each_time(lean):
     for _ in range(2):
