@@ -212,7 +212,7 @@ def without_traces(model: nn.Module) -> Iterator[None]:
     devices = [weight.device] if weight.is_cuda else []
     with ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices))
-        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.inference_mode(False))  # turns gradients on, too
         modes.enter_context(torch.autocast("cuda" if devices else "cpu", enabled=False))
         compiled = [vars(part).get("_compiled_call_impl") for part in model.modules()]
         if any(compiled) or any("_orig_mod" in part._modules for part in model.modules()):

@@ -155,6 +155,14 @@ class Scaled(nn.Module):
         self._factor = factor
 
 
+def headed(weight, mean):
+    """Make a network whose head has a weight, and a norm with a running mean."""
+    network = nn.ModuleDict({"norm": nn.BatchNorm1d(1), "head": nn.Linear(1, 1)})
+    nn.init.constant_(network["norm"].running_mean, mean)
+    nn.init.constant_(network["head"].weight, weight)
+    return network
+
+
 def method_of(by):
     return SimpleAugment(by).__call__
 
@@ -168,7 +176,7 @@ torch; np; torch.relu; len; max; [].append; torch.float32; torch.device("cpu")
 Described({1}); range(3)
 partial(max); partial(max, 1); partial(max, key=1); partial(min); partial(max, key=2)
 nn.Linear(1, 2); nn.Linear(2, 1); nn.Identity(); nn.Linear; nn.Identity
-nn.ReLU(); nn.AdaptiveAvgPool2d(3)
+nn.ReLU(); nn.AdaptiveAvgPool2d(3); headed(1, 0); headed(2, 0); headed(1, 3)
 Scaled(1); Scaled(2); Scaled(True); Scaled((1,)); Scaled("1")
 nn.Sequential(Scaled(2)); method_of(1); method_of(2)
 SimpleAugment(1); SimpleAugment(2).__init__
@@ -179,6 +187,10 @@ code("def value(): return lambda: 1"); code("def value(): return lambda: 2")
 code("class value:\\n def f(self): return 1"); code("class value:\\n def f(self): return 2")
 code("class value:\\n @staticmethod\\n def f(): return 11")
 code("class value:\\n @staticmethod\\n def f(): return 12")
+code("class value:\\n @classmethod\\n def f(cls): return 13")
+code("class value:\\n @classmethod\\n def f(cls): return 14")
+code("import functools as f\\nclass value:\\n @f.cached_property\\n def f(self): return 15")
+code("import functools as f\\nclass value:\\n @f.cached_property\\n def f(self): return 16")
 code("class value:\\n @property\\n def f(self): return 3")
 code("class value:\\n @property\\n def f(self): return 4")
 code("class value:\\n f = 5"); code("class value:\\n f = 6"); code("class value:\\n g = 6")
