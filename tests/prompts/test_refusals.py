@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nan, zeros
+from torch import nan, zeros
 
 from fedprompt import (
     ContextPrompts,
@@ -55,12 +55,13 @@ def streams(*more):
     return [ShallowPrompts(1, 12), *refused, *more], [STREAM, PromptStream({1: zeros(3, 1, 12)})]
 
 
-def started(prompts=None, means=Weighted(MEANS, torch.tensor(1.0)), **options):
-    return initialize_at(DeepPrompts(2, 12, 3) if prompts is None else prompts, means, **options)
-
-
 def mean(value=MEANS, weight=1.0):
     return Weighted(value, torch.tensor(weight))
+
+
+def started(prompts=None, means=None, **options):
+    prompts = DeepPrompts(2, 12, 3) if prompts is None else prompts
+    return initialize_at(prompts, mean() if means is None else means, **options)
 
 
 text = partial(prompted_text, names=NAMES)
@@ -133,6 +134,6 @@ def test_prompts_are_unchanged_by_a_refused_start():
     prompts = DeepPrompts(2, 12, 3)
     before = prompts.tokens.detach().clone()
     for means, noise in ((mean(MEANS / 0), 0.1), (mean(), 1e308)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="must"):
             initialize_at(prompts, means, noise=noise)
         assert torch.equal(prompts.tokens, before)
