@@ -37,7 +37,7 @@ from fedprompt.backbones.text.tower import TextTower
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
 from fedprompt.features import precompute
-from fedprompt.freezing import freeze, training_only
+from fedprompt.backbones.freezing import freeze, training_only
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching.logits import cosine_logits, transport_logits
 from fedprompt.messages.describe import describe

@@ -17,7 +17,7 @@ from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
 from fedprompt.backbones.named import check_network, named_network, parsed, tokenizer_of
 from fedprompt.backbones.text.tower import TextTower
-from fedprompt.freezing import freeze
+from fedprompt.backbones.freezing import freeze
 from fedprompt.matching.logits import cosine_logits
 from fedprompt.messages.payload import snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text
