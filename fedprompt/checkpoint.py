@@ -37,7 +37,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     which the next save removes first. The disk needs space for two states. One process at a time
     saves to a directory: a second one waits for 30 seconds. Others may load at the same time.
 
-    Each call writes the whole state. A :class:`Ledger` with a `path` adds only a few bytes to it.
+    Each call writes the whole state.
 
     Args:
         state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are

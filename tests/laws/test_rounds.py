@@ -174,7 +174,7 @@ def test_counted_bytes_are_the_bytes_of_the_encoded_messages():
     assert_equal_rounds(found, plain)
     assert {way: ledger.total(direction=way) for way in sizes} == sizes
     assert ledger.total(client=5, direction="up") == 0 < ledger.total(client=5)
-    assert {entry.server_round for entry in ledger.entries} == {0, 1, 3, 4, 5}
+    assert {server_round for _, server_round, _ in ledger.sent} == {0, 1, 3, 4, 5}
 
 
 @pytest.mark.parametrize("codec", [float16(), int8(), top_k(fraction=0.3)], ids=["16", "8", "top"])
