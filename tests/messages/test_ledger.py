@@ -10,8 +10,10 @@ from fedprompt import Ledger, Weighted, load_checkpoint, save_checkpoint
 
 CLIENTS = ("b", 'a, "c"', ("site", 7), 3)
 # Rounds, clients, directions, numbers of values, lengths of blobs; round 0 is a round, not "any".
-ROWS = [(0, "b", "down", 3, 0), (0, "b", "up", 2, 90), (0, 'a, "c"', "up", 5, 20), (0, "b", "up", 0, 0),
-        (1, ("site", 7), "up", 3, 12), (1, "b", "up", 1, 0), (4, 3, "up", 2, 0), (4, 3, "up", 1, 30)]  # fmt: skip
+ROWS = [
+    (0, "b", "down", 3, 0), (0, "b", "up", 2, 90), (0, 'a, "c"', "up", 5, 20), (0, "b", "up", 0, 0),
+    (1, ("site", 7), "up", 3, 12), (1, "b", "up", 1, 0), (4, 3, "up", 2, 0), (4, 3, "up", 1, 30),
+]  # fmt: skip
 
 
 def fill(ledger, rows):
@@ -48,14 +50,11 @@ all               3        56          12        152            0"""
 
 def test_the_table_is_the_one_written_by_hand():
     assert fill(Ledger(), ROWS).table() == TABLE
-    unframed = fill(Ledger(), [row[:4] + (0,) for row in ROWS[:2]]).table()
-    assert unframed.splitlines() == [
-        "client  rounds  bytes up  bytes down", "b            1         8          12", "all          1         8          12"
-    ]  # fmt: skip
-    assert (
-        Ledger().table()
-        == "client  rounds  bytes up  bytes down\nall          0         0           0"
-    )
+    unframed = fill(Ledger(), [(*row[:4], 0) for row in ROWS[:2]]).table()
+    titles, *rows = unframed.splitlines()
+    assert titles == "client  rounds  bytes up  bytes down"
+    assert rows == ["b            1         8          12", "all          1         8          12"]
+    assert Ledger().table() == f"{titles}\nall          0         0           0"
 
 
 def test_the_last_message_is_counted_by_name():
@@ -80,10 +79,10 @@ def test_a_ledger_continues_from_its_checkpoint_and_its_state_does_not_grow(tmp_
     assert ledger.total() == 99 * 68
 
 
-WRONG = [None, {}, [None], [()], [(0, 0, "up", 4)], ["upupu"],
-         *([(0, 0, "up", 4, 0)[:k] + (bad,) + (0, 0, "up", 4, 0)[k + 1:]]
-           for k, bads in enumerate(([[], torch.nan], [-1, "0"], ["x", 0], [-1, 0.5], [-1, None])) for bad in bads),
-         [(0, 0, "up", 4, 0)] * 2]  # fmt: skip
+ROW = (0, 0, "up", 4, 0)
+FIELDS = ([[], torch.nan], [-1, "0"], ["x", 0], [-1, 0.5], [-1, None])
+SPOILED = [(*ROW[:k], bad, *ROW[k + 1 :]) for k, wrong in enumerate(FIELDS) for bad in wrong]
+WRONG = [None, {}, *([row] for row in (None, (), ROW[:4], "upupu", *SPOILED)), [ROW, ROW]]
 
 
 @pytest.mark.bad_input
@@ -93,7 +92,7 @@ def test_a_spoiled_state_is_refused_and_changes_nothing():
     spoiled = [state | {"sent": value} for value in WRONG]
     spoiled += [state | {"last": value} for value in (None, [], {"a": -1}, {"a": 0.5}, {3: 4})]
     for each in (*spoiled, {}, [], {"sent": []}, state | {"more": 1}):
-        with pytest.raises((ValueError, TypeError), match="^`state"):
+        with pytest.raises((ValueError, TypeError), match=r"^`state"):
             ledger.load_state_dict(each)
     assert ledger.state_dict() == state
 
@@ -114,10 +113,10 @@ def test_wrong_arguments_are_refused_by_name_and_edges_are_taken(name, value):
     ledger = Ledger()
     with pytest.raises((TypeError, ValueError), match=f"^`{name}"):
         ledger.record(**GOOD | {name: value})
-    if name == "server_round" or name in ("direction", "client") and value is not None:
+    if name == "server_round" or (name in ("direction", "client") and value is not None):
         with pytest.raises((TypeError, ValueError), match=f"^`{name}"):
             ledger.total(**{name: value})
-    with pytest.raises(ValueError, match="^`framed` must be the length"):
+    with pytest.raises(ValueError, match=r"^`framed` must be the length"):
         ledger.record(**GOOD | {"message": {}, "framed": 11})
     assert ledger.state_dict() == {"sent": [], "last": {}}
     ledger.record(**GOOD | {"server_round": np.int64(0), "framed": np.int64(12)})
