@@ -16,7 +16,7 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
