@@ -225,9 +225,7 @@ class _Missed(Mapping[str, Any]):
     __getitem__ = __iter__ = __len__ = _refuse
 
 
-_SETTING = (
-    "have a setting for a federation: Method(..., setting=setting); or pass a function as `data`"
-)
+_SETTING = "have a setting, Method(..., setting=setting), to take the data of a federation"
 
 
 def _federation(method: Method, data: Any) -> Clients:

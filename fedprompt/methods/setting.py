@@ -421,11 +421,9 @@ class Federation:
     def data(self, setting: Setting, client: int, server_round: int) -> ClientData:
         """Return the data of a client in a round of a method with this setting."""
         check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
-        rule = (
-            f"count the classes of the federation's labels, which are at least {self._num_classes}"
-        )
-        fits = setting.num_classes >= self._num_classes
-        check.require(fits, "setting.num_classes", rule, setting.num_classes)
+        known, classes = setting.num_classes, self._num_classes
+        rule = f"be at least {classes}, because of the labels of the federation"
+        check.require(known >= classes, "setting.num_classes", rule, known)
         shard = self.shards[client]
         return ClientData(
             setting,
