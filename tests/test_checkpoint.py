@@ -273,7 +273,7 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
             call(tmp_path)
     # The file of a later save that was killed.
     later = json.loads(state) | {"tensors": f"tensors-{16 * '0'}.safetensors"}
-    (tmp_path / "state.json.part").write_text(json.dumps(later))
+    (tmp_path / f"state.json.{16 * '0'}.part").write_text(json.dumps(later))
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)
@@ -447,8 +447,8 @@ def test_other_files_are_kept(tmp_path, monkeypatch):
     for name in mine:
         (tmp_path / name).write_text("mine")
     (tmp_path / "tensors-x").mkdir()
-    for leftover in ("state.json.part", f"tensors-{16 * '0'}.safetensors.part"):
-        (tmp_path / leftover).write_text("of a save that was killed")
+    for name in ("state.json", f"tensors-{16 * '0'}.safetensors"):
+        (tmp_path / f"{name}.{16 * 'a'}.part").write_text("of a save that was killed")
     for number in (2, 1):
         save_checkpoint(snapshot_of(number), tmp_path)
     names = {path.name for path in tmp_path.glob("[!.]*")}

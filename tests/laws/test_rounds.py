@@ -381,10 +381,6 @@ def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
         bare.model(made, Data(3, 5))
     unread = made._replace(predict=lambda data, answer, state: answer["x"])
     assert torch.equal(bare.model(unread, Data(3, 5)), now.model(unread, Data(3, 5)))
-    old = now._replace(stateful=None)
-    fp.save_checkpoint(old, tmp_path)
-    with pytest.warns(UserWarning, match="does not say which clients have a state"):
-        assert fp.load_checkpoint(tmp_path).stateful is None
 
 
 def test_autocast_with_its_cache_is_refused_before_each_round():
