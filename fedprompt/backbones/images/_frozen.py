@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
     patch: tuple[int, int] | None
 
 
-_FEW, _SOME = 4, 64
+_FEW, _SOME = 4, 16
 """Number of patches in the pass of the probe that has gradients, and most in the other passes."""
 
 ANY_SIZE = Sizes(None, (1, 1))

@@ -97,7 +97,7 @@ def vit_trunk(
         trainable: Parameters or modules of `model` to train. If None, all that the features read
             are frozen.
         probe: Whether to compare the trunk with `model` on one image, of which blocks get at most
-            64 patches, and to require gradients of prompts at each layer and of `trainable`. It
+            16 patches, and to require gradients of prompts at each layer and of `trainable`. It
             takes less than three forward passes, in eval mode, and is repeated when hooks or
             methods of `model` are replaced. Weights that are sharded, offloaded or on the meta
             device are probed at the first use.
