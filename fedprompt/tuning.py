@@ -4,6 +4,6 @@ Each function returns a copy of your model and the parameters to train, for :fun
 other parameters of the copy are frozen.
 """
 
-from fedprompt.backbones.tuning import adapters, biases, lora, norms, save_lora
+from fedprompt.backbones.trained_parts import adapters, biases, lora, norms, save_lora
 
 __all__ = ["adapters", "biases", "lora", "norms", "save_lora"]
