@@ -77,9 +77,8 @@ def guide_gradient(
         update: Differentiable step of the parameters. :func:`~fedprompt.guidance.optimizer_update`
             makes it from a client's optimizer. If None, the step is plain gradient descent without
             momentum or weight decay, as in FedL2G.
-        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode`,
-            :func:`~fedprompt.guidance.double_backward` or
-            :func:`~fedprompt.guidance.central_difference`.
+        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode` or
+            :func:`~fedprompt.guidance.double_backward`.
 
     Returns:
         Gradient (classes, dim). Classes of the study samples that have a guide have weight 1. All

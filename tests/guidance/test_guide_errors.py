@@ -75,7 +75,6 @@ guidance.forward_mode(scaled, 3, AT) -> TypeError: `parameters` must map names t
 guidance.forward_mode(scaled, AT, 3) -> TypeError: `direction` must map names to tensors; got 3
 guidance.forward_mode(scaled, AT, {'y': ones(2)}) -> ValueError: `direction` must have the names of
 guidance.double_backward(scaled, AT, {'x': ones(3)}) -> ValueError: `direction['x']` must have the
-guidance.central_difference(scaled, AT, {'x': ones(2).double()}) -> TypeError: a tensor of torch.fl
 good_loss(loss=3) -> TypeError: `loss` must be a function; got 3
 good_loss(logits=zeros(2, 4).long()) -> TypeError: `logits` must be a floating-point tensor
 good_loss(guided=zeros(2, 3).long()) -> TypeError: `guided` must be a floating-point tensor
@@ -119,5 +118,4 @@ run(loss=lambda guided, rows: rows.mean()) -> ValueError: `loss` must be twice d
 run(update=lambda parameters, gradients, *, learning_rate: {}) -> ValueError: `update` must return
 run(update=lambda own, _, learning_rate: {**own, 'more': 1}) -> ValueError: got ['more']
 run(update=lambda own, _, learning_rate: own) -> ValueError: compute the step from the gradients
-run(method=lambda *given: guidance.central_difference(*given, step=0.0)) -> ValueError: above 0; got
 """)
