@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fedprompt import Weighted, class_means, distillation_loss, weighted_mean
 from references import fedhpl
-from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -249,35 +248,3 @@ def test_inputs_are_never_mutated(generator):
     distillation_loss(logits, labels, teacher)
     class_means(logits, labels, num_classes=5, keep=labels > 0)
     assert_identical([logits, labels, *teacher], before)
-
-
-# Bad input.
-
-LOGITS, LABELS = torch.zeros(2, 3), torch.tensor([0, 2])
-TEACHER = Weighted(torch.eye(3), torch.ones(3))
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-class_means(LOGITS, tensor([0, 3]), num_classes=3) -> ValueError: `labels` must lie in [0, 3); got
-class_means(LOGITS, tensor([0.0, 2.0]), num_classes=3) -> TypeError: `labels` must be integers of
-class_means(LOGITS, tensor([0]), num_classes=3) -> ValueError: `labels` must have one entry for each
-class_means(LOGITS.long(), LABELS, num_classes=3) -> TypeError: `values` must be floating-point of
-class_means(tensor(1.0), LABELS, num_classes=3) -> TypeError: `values` must be floating-point
-class_means(full((2, 3), nan), LABELS, num_classes=3) -> ValueError: `values` must be finite; got 6
-class_means(LOGITS, LABELS, num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
-class_means(LOGITS, LABELS, num_classes=3, keep=ones(2)) -> TypeError: `keep` must be a bool tensor
-class_means(LOGITS, LABELS, num_classes=3, keep=tensor([True])) -> ValueError: `keep` must have the
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=1e-320) -> ValueError: `temperature` must be
-distillation_loss(LOGITS, tensor([0, 3]), TEACHER) -> ValueError: `labels` must lie in [0, 3); got
-distillation_loss(LOGITS, LABELS.float(), TEACHER) -> TypeError: `labels` must be integers of shape
-distillation_loss(LOGITS, LABELS[:1], TEACHER) -> ValueError: `labels` must have one entry for each
-distillation_loss(LOGITS[0], LABELS, TEACHER) -> TypeError: `logits` must be floating-point of
-distillation_loss(LOGITS, LABELS, eye(3)) -> TypeError: `teacher` must be a Weighted(value
-distillation_loss(LOGITS, LABELS, Weighted([1.0], [1.0])) -> TypeError: `teacher.value` must be a
-distillation_loss(LOGITS, LABELS, Weighted(zeros(3, 4), ones(3))) -> ValueError: `teacher` must have
-distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor(1.0))) -> ValueError: `teacher` must have
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=0) -> ValueError: `temperature` must be above
-distillation_loss(LOGITS, LABELS, TEACHER, temperature=torch.inf) -> ValueError: `temperature` must
-distillation_loss(LOGITS, LABELS, Weighted(eye(3), tensor([1.0, -1.0, 1.0]))) \
--> ValueError: `teacher.weight` must be finite and at least 0; got -1.0
-""")

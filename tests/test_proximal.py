@@ -5,7 +5,6 @@ import torch
 import torch.nn as nn
 
 from fedprompt import proximal_loss, snapshot
-from refusals import refused
 from same import assert_identical
 
 
@@ -60,13 +59,3 @@ def test_half_precision_is_summed_in_float32(dtype):
     loss = proximal_loss(model, values)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(180_000.0, rel=1e-5)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-proximal_loss('model', {}) -> TypeError: `module` must be an nn.Module; got 'model' (str).
-proximal_loss(nn.Linear(2, 1), 2) -> TypeError: `values` must map names to tensors; got 2 (int).
-proximal_loss(nn.Linear(2, 1), {}) -> ValueError: `values` must hold at least one name; got none.
-proximal_loss(nn.Linear(2, 1), {'head.bias': zeros(1)}) -> ValueError: `values` must name parameters
-proximal_loss(nn.Linear(2, 1), {'weight': zeros(2)}) -> ValueError: `values['weight']` must have the
-proximal_loss(nn.Linear(2, 1), {'bias': 0.0}) -> TypeError: `values['bias']` must be a
-""")

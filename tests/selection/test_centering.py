@@ -18,7 +18,6 @@ from fedprompt.selection import (
     select_nearest,
     selection_health,
 )
-from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -125,18 +124,3 @@ def test_queries_are_not_centered_before_the_mean_is_loaded():
     load_values(queries, {"center": query_mean(QUERY[:0])})  # no client had an image
     with raises(ValueError, "`center` must be given or loaded before the first call; got NaN."):
         queries(QUERY)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-query_mean([1]) -> TypeError: `query` must be a floating-point tensor (batch, dim); got a list of
-query_mean(tensor([[1.0, torch.inf]])) -> ValueError: `query` must be finite; got 1 entries of 2
-query_mean(ones(2, 3, device='meta')) -> TypeError: `query` must be a dense tensor with numbers
-CenteredQueries(3, center=zeros(3))(QUERY * nan) -> ValueError: `query` must be finite; got 9
-CenteredQueries(3, center=zeros(3))(QUERY[:, :2]) -> ValueError: `query` must have the width of
-CenteredQueries(3, center=zeros(3))(QUERY[0]) -> TypeError: `query` must be a floating-point
-CenteredQueries(3, center=zeros(3))(QUERY.to('meta')) -> ValueError: `query` must be on the device
-CenteredQueries(0, center=None) -> ValueError: `dim` must be at least 1; got 0.
-CenteredQueries(3, center=zeros(2)) -> ValueError: `center` must have shape (3,); got (2,).
-CenteredQueries(2, center=tensor([1.0, nan])) -> ValueError: `center` must be finite; got 1 entries
-CenteredQueries(2, center=[0.0, 0.0]) -> TypeError: `center` must be a floating-point tensor
-""")

@@ -14,7 +14,6 @@ from sklearn.metrics.cluster import contingency_matrix
 from fedprompt.metrics import contingency_table
 from fedprompt.selection import clustering_accuracy, selection_health
 from references.sgpt import cosine
-from refusals import refused
 
 
 def samples(seed, size, groups=5, classes=7):
@@ -135,28 +134,3 @@ def test_queries_in_a_narrow_cone_are_warned_of():
     selection_health(torch.ones(2), narrow, max_cosine=0.95)
     for single in (narrow[:1], narrow[:0], torch.zeros(3, 2)):
         assert selection_health(torch.ones(2), single)["mean_cosine"] == 0
-
-
-# Bad input.
-
-
-def table(indices, labels, groups=3):
-    given = torch.tensor(indices), torch.tensor(labels)
-    return contingency_table(*given, num_groups=groups, num_classes=2)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes) without
-selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
-selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
-selection_health(ones(2), query=eye(2), max_cosine=1.5) -> ValueError: `max_cosine` must be at most
-selection_health(ones(2), max_cosine=-1.5) -> ValueError: `max_cosine` must be at least -1; got
-selection_health([1, 2]) -> TypeError: `counts` must be a tensor of real numbers (groups,) or
-selection_health(tensor(3)) -> ValueError: `counts` must have shape (groups,) or (groups
-selection_health(tensor([[1, -1]])) -> ValueError: `counts` must be finite and at least 0
-table([0, 3], [0, 1]) -> ValueError: `indices` must lie in [0, 3); got values from 0 to 3.
-table([0, 1], [-1, 1]) -> ValueError: `labels` must lie in [0, 2); got values from -1 to 1.
-table([0, 1], [1]) -> ValueError: `labels` must have one entry for each of 2 `indices`; got 1.
-table([0.0, 1.0], [1, 1]) -> TypeError: `indices` must be integers of shape (batch,); got a float32
-table([0], [0], groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
-""")
