@@ -24,20 +24,13 @@ from tolerance import assert_near
 QUERY = torch.tensor([[9.0, 1.0, 2.0], [9.0, -2.0, 4.0], [12.0, 1.0, 0.0]])
 
 
-def test_the_mean_is_an_entry_that_clients_of_unequal_size_can_average():
-    first, second = query_mean(QUERY[:1]), query_mean(QUERY[1:])
-    assert (first.weight, second.weight) == (1, 2)
-    mean = weighted_mean([{"center": first}, {"center": second}])["center"]
-    assert_near(mean.value, torch.tensor([10.0, 0.0, 2.0]))  # columns of `QUERY`, by hand
-    assert mean.weight == 3
-
-
-def test_a_client_without_images_has_no_influence():
-    empty = query_mean(torch.zeros(0, 3))
-    assert empty.value.tolist() == [0, 0, 0]
-    assert empty.weight == 0
-    mean = weighted_mean([empty, query_mean(QUERY)])
-    assert_identical(mean.value, query_mean(QUERY).value)
+@pytest.mark.parametrize("sizes", [(1, 2), (3, 0), (2, 0, 1)])
+def test_queries_are_centered_by_the_mean_of_all_samples_of_all_clients(sizes):
+    means = [{"center": query_mean(own)} for own in QUERY.split(sizes)]
+    assert [mean["center"].weight for mean in means] == [*sizes]
+    queries = CenteredQueries(3)
+    load_values(queries, weighted_mean(means))
+    assert_near(queries(QUERY), QUERY - torch.tensor([10.0, 0.0, 2.0]))  # by hand
 
 
 def test_the_mean_of_half_precision_is_summed_in_float64():
