@@ -8,7 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import full, nan, ones, tensor, zeros
 
-from fedprompt import Weighted
+from fedprompt import Weighted, freeze
 from fedprompt.guidance import (
     double_backward,
     forward_mode,
@@ -91,7 +91,7 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
     (guide_gradient, RUN, {
         "model": ([F.relu, Answer(lambda guided, logits: logits), Answer(lambda *both: both[:1]),
                    Answer(lambda guided, logits: (guided.detach(), logits)),
-                   with_an_unused_parameter(), Guided(mlp(), features=False).requires_grad_(False)], []),
+                   with_an_unused_parameter(), freeze(Guided(mlp(), features=False))], []),
         "guides": (TABLES, [Weighted(draw_guides(CLASSES), ones(5))]),
         "learning_rate": (FACTOR[0], [0]), "guide_weight": (FACTOR[0], [0]),
         "study": (BATCHES, [STUDY[0]]),

@@ -25,7 +25,8 @@ NARROW = [None, ones(3), ones(2, 3).long(), full((2, 3), nan), ones(2, 3, device
 QUERY = [*NARROW, ones(2, 4)], [zeros(0, 3), ones(5, 3)]
 KEYS = [None, ones(3), zeros(0, 3), zeros(2, 0), full((2, 3), nan)], [ones(1, 3)]
 USAGE = [ones(3), ones(2, 1), tensor(1.0), tensor([1, -2]), tensor([1, nan]),
-         ones(2).bool(), ones(2, device="meta"), ones(2).to_sparse(), [1, 2]], [zeros(2), tensor([0, 5])]  # fmt: skip
+         ones(2).bool(), ones(2, device="meta"), ones(2).to_sparse(), [1, 2]], [
+    zeros(2), tensor([0, 5])]  # fmt: skip
 COUNTS = [[1, 2], tensor(3), zeros(0), tensor([[1, -1]]), tensor([nan]), ones(2).bool()]
 
 
