@@ -152,5 +152,5 @@ def fedkd(
         mentor = setting.model(data.id, state.get("mentor", {}))
         return Personal(mentor, mentee, trained=bool(state))
 
-    server = _factored_server(first, map(str, setting.clients), energy)
+    server = _factored_server(first, map(str, setting.named_clients), energy)
     return fp.Method(train, server, predict, form=lambda client: server.state["update"])
