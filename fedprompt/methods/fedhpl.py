@@ -147,9 +147,8 @@ def _taught(
     def form(client):
         return message(unknown, setting.model(client, {}), 0)
 
-    kinds = setting.num_backbones
-    new = kinds * (1 + max(setting.clients, default=0))  # newcomers have all kinds of trunks
-    forms = {client: form(client) for client in range(new, new + kinds)}
+    new = setting.num_backbones * (1 + max(setting.clients, default=0))  # newcomers, of all kinds
+    forms = {client: form(client) for client in range(new, new + setting.num_backbones)}
     first: dict[str, Payload] = {str(dim(client)): sent for client, sent in forms.items()}
     _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
     step(0, {}, first)  # refuses hyperparameters of the means
