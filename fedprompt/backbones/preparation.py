@@ -95,7 +95,7 @@ class Preparation:
         return self.normalized(self.levels(image))
 
     def levels(self, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
-        """Resize and crop an image to levels from 0 to 255, which can be stored and normalized later.
+        """Resize and crop an image to levels from 0 to 255, which can be normalized later.
 
         They are uint8, or float32 for the kernel "float".
         """
