@@ -205,7 +205,8 @@ def folder(
     found = [data.read_folder(root, layout=layout, skip=skip)]
     found += [] if test is None else [read_tests(test, found[0].layout, skip)]
     say("\n".join(map(str, found)))
-    made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
+    kind = "vit" if clip is None else "clip"
+    made = network(vit if clip is None else clip, kind, size=size, argument=f"--{kind}")
     where = Path(mkdtemp() if cache is None else cache)
     shares = divisions.SHARE, 1  # of another folder without a split, all images are tests
     stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
@@ -319,7 +320,7 @@ def identified(store: Store) -> list[object]:
     made, found = store.network, store.folder
     read = found.labels, found.domains, found.split == "test", found.split == "val"
     names = found.class_names, found.domain_names
-    prepared = made.fingerprint, made.preparation
+    prepared = [*made.fingerprint.values()], [*vars(made.preparation).values()]
     return [stamp(found), *map(identity.stamp, read), names, prepared]
 
 
