@@ -231,7 +231,7 @@ def text_encoder(
         >>> check.text_encoder(tower, names)
         Traceback (most recent call last):
         ...
-        ValueError: `encoder.dim` must be the width of tokens, 64; got 7.
+        ValueError: `encoder.dim` must be the width of tokens, ...; got 7.
     """
     nouns.class_names(names)
     check.require(len(names.names) >= 2, "names", "contain at least two names", len(names.names))

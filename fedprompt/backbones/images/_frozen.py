@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
 from fedprompt.backbones._probe import Probe, without_traces
-from fedprompt.backbones.freezing import Trainable
+from fedprompt.backbones.freezing import Trainable, own_copy
 from fedprompt.interfaces import Trunk
 from fedprompt.prompts.forward import pooled_features
 
@@ -92,8 +92,7 @@ class FrozenTrunk(Trunk):
         self.probe = Probe(self, "trunk", "model", (model, *containers), (model,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
-        self.trainable.check_alone()
-        return self
+        return own_copy(self, self.model, self.trainable, memo)
 
     def begin(self, chosen: Sequence[nn.Parameter], *, probe: bool) -> None:
         """Turn on the gradients of some parameters, which are then `trainable`, and probe."""
