@@ -81,13 +81,13 @@ def trunk(
     if missing or not isinstance(trunk, Trunk):
         raise check.wrong_type("trunk", rule, f"one without {', '.join(missing)}")
     with _kept("trunk", trunk, images) as model:
-        _check_sizes(trunk, images)
+        _judge_sizes(trunk, images)
         if forward is not None:
             with torch.no_grad():
                 found, expected = pooled_features(trunk, *trunk.embed(images), ()), forward(images)
             rule = "equal `forward`; compare embed, block, normalize and pool with it step by step"
-            _check_same("trunk", rule, found, expected)
-        _check_prompts(trunk, images, model)
+            _compare("trunk", rule, found, expected)
+        _judge_prompts(trunk, images, model)
 
 
 @contextmanager
@@ -98,19 +98,18 @@ def _kept(argument: str, backbone: Any, *inputs: Tensor) -> Iterator[nn.Module]:
         rule = "keep its nn.Module as `model`, or its modules and tensors as attributes"
         raise check.wrong_type(argument, rule, check.kind(backbone))
     ours = getattr(backbone, "trainable", None)
-    trained = list(ours.parameters()) if isinstance(ours, Trainable) else []
-    free, heads = set(trained), classifier(model)
-    made = (Attributes, nn.ModuleList)  # by find_module, of attributes
+    free = set(ours.parameters()) if isinstance(ours, Trainable) else set()
+    if not free:  # else a copy has parameters of its own
+        rule = "be shared by clients: let __deepcopy__ return the object itself"
+        check.require(copy.deepcopy(backbone) is backbone, argument, rule, "another object")
+    heads, made = classifier(model), (Attributes, nn.ModuleList)  # find_module makes these
+    free.update(each for part in heads for each in part.parameters())
     parts = [(name, part) for name, part in model.named_modules() if part not in heads]
     wrong = [name for name, part in parts if part.training and not isinstance(part, made)]
-    free.update(each for part in heads for each in part.parameters())
     named = model.named_parameters()
     wrong += [name for name, each in named if each.requires_grad and each not in free]
     got = f"in train mode or trainable: {listed(wrong)}".replace(PREFIX, "")
     check.require(not wrong, argument, "be frozen; call freeze(model) first", got)
-    if not trained:  # which no copy can share
-        rule = "be shared by clients: let __deepcopy__ return the object itself"
-        check.require(copy.deepcopy(backbone) is backbone, argument, rule, "another object")
     before = {name: each.detach().clone() for name, each in tensors(model).items()}
     copies = [each.clone() for each in inputs]
     yield model
@@ -122,7 +121,7 @@ def _kept(argument: str, backbone: Any, *inputs: Tensor) -> Iterator[nn.Module]:
     check.require(not changed, argument, rule, got)
 
 
-def _check_same(
+def _compare(
     argument: str, rule: str, found: Tensor, expected: Tensor, bound: float | None = None
 ) -> None:
     if got := apart(found, expected, bound or _BOUNDS.get(found.dtype, HALF)):
@@ -130,7 +129,7 @@ def _check_same(
 
 
 @torch.no_grad()
-def _check_sizes(trunk: Trunk, images: Tensor) -> None:
+def _judge_sizes(trunk: Trunk, images: Tensor) -> None:
     tokens, context = trunk.embed(images)
     width, patches = tokens.shape[2], tokens.shape[1] - trunk.prefix
     check.require(width == trunk.dim, "trunk.dim", f"be the width of tokens, {width}", trunk.dim)
@@ -157,7 +156,7 @@ def _check_sizes(trunk: Trunk, images: Tensor) -> None:
     check.require(not another, "trunk.depth", rule, trunk.depth)
 
 
-def _check_prompts(trunk: Trunk, images: Tensor, model: nn.Module) -> None:
+def _judge_prompts(trunk: Trunk, images: Tensor, model: nn.Module) -> None:
     def run(images: Tensor, prompts: Sequence[Tensor]) -> Tensor:
         return pooled_features(trunk, *trunk.embed(images), prompts)
 
@@ -175,13 +174,13 @@ def _check_prompts(trunk: Trunk, images: Tensor, model: nn.Module) -> None:
         plain, expected = run(images, ()), run(images, prompts)
         run(images[:1], list(drawn[:, :1]))
         again = "not depend on earlier calls; compute masks and tables anew in each call of block"
-        _check_same("trunk", again, run(images, prompts), expected)
-        _check_same("trunk", again, run(images, ()), plain)
+        _compare("trunk", again, run(images, prompts), expected)
+        _compare("trunk", again, run(images, ()), plain)
         rule = "give prompts no positions and mask none: they can change places"
-        _check_same("trunk", rule, run(images, swapped), expected)
+        _compare("trunk", rule, run(images, swapped), expected)
         rule = "keep samples apart, and be in eval mode"
         for batch in (others, images[:1]):
-            _check_same("trunk", rule, run(batch, prompts)[:1], expected[:1])
+            _compare("trunk", rule, run(batch, prompts)[:1], expected[:1])
 
 
 def text_encoder(
@@ -241,13 +240,13 @@ def text_encoder(
         rule = "have the attribute `dim` and the method __call__ of the protocol TextEncoder"
         raise check.wrong_type("encoder", rule, check.kind(encoder))
     with _kept("encoder", encoder) as model:
-        judge = _Encoder(encoder, names)
-        judge.check_shape()
-        judge.check_laws()
-        judge.check_gradients(model)
+        own = _Encoder(encoder, names)
+        own.judge_shape()
+        own.judge_laws()
+        own.judge_gradients(model)
         if words is not None and expected is not None:
             rule = "equal `expected`; check positions, mask, last norm, pooling and projection"
-            judge.check_same(rule, judge.encode(words[None])[0], expected)
+            own.compare(rule, own.encode(words[None])[0], expected)
 
 
 class _Encoder:
@@ -264,10 +263,10 @@ class _Encoder:
     def encode(self, context: Tensor, names: ClassNames | None = None, **kind: bool) -> Tensor:
         return self.encoder(prompted_text(context, names or self.names, **kind))
 
-    def check_same(self, rule: str, found: Tensor, expected: Tensor) -> None:
-        _check_same("encoder", rule, found, expected, torch.finfo(found.dtype).eps ** (2 / 3))
+    def compare(self, rule: str, found: Tensor, expected: Tensor) -> None:
+        _compare("encoder", rule, found, expected, torch.finfo(found.dtype).eps ** (2 / 3))
 
-    def check_shape(self) -> None:
+    def judge_shape(self) -> None:
         dim, width = self.encoder.dim, self.names.tokens.shape[-1]
         check.require(dim == width, "encoder.dim", f"be the width of tokens, {width}", dim)
         for context in (self.context, self.context[:1]):
@@ -279,29 +278,29 @@ class _Encoder:
             fits = bool(features.isfinite().all())
             check.require(fits, "encoder", "return finite features", "NaN or infinity")
 
-    def check_laws(self) -> None:
+    def judge_laws(self) -> None:
         """Require that features of the same sentences are the same, however they are given."""
         context, count = self.context, len(self.names.names)
         features, samples = self.encode(context), torch.stack([context, -context, 2 * context])
         reverse, single = range(count)[::-1], [self.names.select([each]) for each in range(count)]
         loop = torch.stack([self.encode(each) for each in samples])
         rule = "return the same features again; call freeze(model)"
-        self.check_same(rule, self.encode(context), features)
+        self.compare(rule, self.encode(context), features)
         rule = "read at `text.end` under a causal mask, or have names with causal=False"
-        self.check_same(rule, self._with_noise_behind_the_end(), features)
+        self.compare(rule, self._with_noise_behind_the_end(), features)
         rule = "keep the order of classes, and let no class read another one"
         alone = [self.encode(context, each) for each in single]
-        self.check_same(rule, torch.cat(alone, 1), features)
-        self.check_same(rule, self.encode(context, self.names.select(reverse)).flip(1), features)
+        self.compare(rule, torch.cat(alone, 1), features)
+        self.compare(rule, self.encode(context, self.names.select(reverse)).flip(1), features)
         rule = "encode each context with sentences that no other context reads"
         alone = [self.encode(each[None]) for each in context]
-        self.check_same(rule, torch.cat(alone), features)
+        self.compare(rule, torch.cat(alone), features)
         rule = "read a class-specific context from `text.suffix`"
         by_class = context[:, None].expand(-1, count, -1, -1)
-        self.check_same(rule, self.encode(by_class, class_specific=True), features)
+        self.compare(rule, self.encode(by_class, class_specific=True), features)
         rule = "keep all axes in front of the contexts"
-        self.check_same(rule, self.encode(samples, per_sample=True), loop)
-        self.check_same(rule, self.encode(samples[:0], per_sample=True), loop[:0])
+        self.compare(rule, self.encode(samples, per_sample=True), loop)
+        self.compare(rule, self.encode(samples[:0], per_sample=True), loop[:0])
 
     @torch.no_grad()
     def _with_noise_behind_the_end(self) -> Tensor:
@@ -315,7 +314,7 @@ class _Encoder:
         noise = torch.randn(text.suffix.shape, generator=generator, device="cpu")
         return self.encoder(text._replace(suffix=text.suffix + after * noise.to(text.suffix)))
 
-    def check_gradients(self, model: nn.Module) -> None:
+    def judge_gradients(self, model: nn.Module) -> None:
         def run(contexts: Sequence[Tensor]) -> Tensor:
             return self.encoder(prompted_text(torch.stack(list(contexts)), self.names))
 
