@@ -1,9 +1,11 @@
-"""Labels of a data set, and its partition over clients: an index array for each client."""
+"""Folders of images, and the partition of labels over clients: an index array for each client."""
 
+from fedprompt.data.doubts import Doubt
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
+from fedprompt.data.readings import Reading, examine
 from fedprompt.data.saved_shards import load_shards, save_shards
 from fedprompt.data.shares import (
     allocate,
@@ -21,7 +23,9 @@ from fedprompt.data.splits import (
 )
 
 __all__ = [
+    "Doubt",
     "Folder",
+    "Reading",
     "allocate",
     "base_new_split",
     "by_domain",
@@ -30,6 +34,7 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
+    "examine",
     "few_shot",
     "group_split",
     "iid",
