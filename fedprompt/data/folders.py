@@ -4,6 +4,7 @@ No image is read. A folder that can be read in two ways is refused with both of 
 """
 
 import os
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ READ = (
 IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 """Extensions of images in lower case, as in torchvision."""
 LEVELS = {"class", "domain", "split"}
-"""Levels of folders in a layout. Those of ``*`` are passed over."""
+"""Levels of folders in a layout. Those of ``_`` are passed over."""
 RESULTS = {"bars.png", "seeds.csv"}
 """Picture of ``fedprompt compare``, and the table that it always has next to it."""
 
@@ -151,7 +152,7 @@ def read_folder(
     Every deeper folder needs its layout, because depth alone does not decide it: ``cat/day/*`` can
     be a class with subfolders, or a domain with a class. A layout names the levels of folders, such
     as ``"domain/class"`` (``DOMAIN/CLASS/*``), ``"domain/split/class"`` (``CLIENT/train/CLASS/*``)
-    or ``"domain/*/class"``, where the names of one level are passed over. Folders below the last
+    or ``"domain/_/class"``, where the names of one level are passed over. Folders below the last
     level are read as a part of it. A folder that can be read in two ways is refused with both.
 
     Hidden files, files without an extension of images, folders without images and links to a folder
@@ -226,14 +227,20 @@ def read_folder(
     return _folder(path, layout, Listed(rows, {}), skipped, {names for names, _ in found})
 
 
+def flags(text: str) -> str:
+    """Return the text of an error with flags of the command in place of arguments."""
+    text = re.sub(r"`?(layout|allow)='([^']+)'`?", r"--\1 \2", text)
+    return text.replace("`layout`", "--layout").replace("`skip=True`", "--skip-damaged")
+
+
 def _layout(layout: object) -> str | None:
     """Check a layout, in which clients are domains."""
     if layout is None:
         return None
     wanted = str(layout).replace("client", "domain")
-    levels = [level for level in wanted.split("/") if level != "*"]
+    levels = [level for level in wanted.split("/") if level != "_"]
     fits = "class" in levels and {*levels} <= LEVELS and len({*levels}) == len(levels)
-    rule = "be csv, coop, or levels of folders, such as class, domain/class or domain/*/class"
+    rule = "be csv, coop, or levels of folders, such as class, domain/class or domain/_/class"
     check.require(fits or wanted in LISTS, "layout", rule, check.kind(layout))
     return wanted
 
@@ -323,13 +330,13 @@ def _readings(found: Found) -> list[str]:
     below = [{names[k] for names, _ in found if len(names) > k} for k in range(depth)]
     for names in below:
         split = all(map(_is_split, names)) and "split" not in levels
-        levels.append("split" if split else "*" if len(names) == 1 else "")
+        levels.append("split" if split else "_" if len(names) == 1 else "")
     free = [k for k, level in enumerate(levels) if not level] or [depth - 1]
     readings = list[str]()
     for inner in (free[0], free[-1]):
-        told = [level or "*" for level in levels]
+        told = [level or "_" for level in levels]
         told[free[0]], told[inner] = "domain", "class"
-        while told[-1] == "*":
+        while told[-1] == "_":
             told.pop()
         readings.append("/".join(told))
     mixed = depth > 1 and not levels[0] and any(map(_is_split, below[0]))
@@ -361,6 +368,14 @@ def _told(layout: str, found: Found) -> str:
             for name in sorted(filter(_is_split, names))[:1]
         ]
     told += _faults(rows)
+    over = {
+        names[k]
+        for k, level in enumerate(layout.split("/"))
+        if level == "_"
+        for names, _ in found
+        if len(names) > k
+    }
+    told += [f"folder `{few(sorted(over))}` is passed over"] * bool(over)
     deep = sum(len(parents) > layout.count("/") + 1 for parents, _ in found)
     told += [f"{counted(len(outside), 'image')} outside of it"] * bool(outside)
     told += [f"{counted(deep, 'image')} in subfolders"] * bool(deep)

@@ -90,9 +90,9 @@ def examine(
         ...     reading = examine(read_folder(root))
         >>> for doubt in reading.doubts:
         ...     print(doubt)
-        train-and-test: the same image is in training and in tests: `train/cat/1.png` and
-        `test/dog/1.png`. Delete one of the two files.
-        two-classes: the same image is in two classes: `train/cat/1.png` and `test/dog/1.png`.
+        train-and-test: the same image is in training and in tests: `test/dog/1.png` and
+        `train/cat/1.png`. Delete one of the two files.
+        two-classes: the same image is in two classes: `test/dog/1.png` and `train/cat/1.png`.
         Delete the wrong file.
     """
     check.instance("folder", folder, Folder, "be a folder of read_folder")
@@ -170,7 +170,7 @@ def _copies(
         sides = [each for each in others if each.side != first.side]
         labels = [each for each in others if each.label not in (None, first.label)]
         for name, apart in (("train-and-test", sides), ("two-classes", labels)):
-            found[name] += [both((first.name, apart[0].name))] * bool(apart)
+            found[name] += [both((first.name, each.name)) for each in apart[:1]]
         same += bool(others) and not sides and not labels
     return found, [f"images that occur twice in their class: {same}"] * bool(same)
 
