@@ -16,12 +16,12 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces.method import check_takes_part, check_wrappers
+from fedprompt.interfaces.method import Clients, check_takes_part, check_wrappers, run_of
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
@@ -37,8 +37,8 @@ _ALL_STATES = "have the state of each client that has one"
 
 def run_rounds(
     method: Method,
-    data: Callable[[int, int], Any],
-    cohorts: Iterable[Iterable[int]],
+    data: Clients | Callable[[int, int], Any],
+    cohorts: Iterable[Iterable[int]] | None = None,
     *,
     start: Round | None = None,
     group: "distributed.ProcessGroup | None" = None,
@@ -58,9 +58,11 @@ def run_rounds(
 
     Args:
         method: Method.
-        data: Function (client, server_round) -> data of the client, such as ``federation.data``.
+        data: Federation, from which clients get the data of the method's setting. Or a function
+            (client, server_round) -> data of the client.
         cohorts: Ids of the clients of each round, from round 0 on. Cohorts up to `start` are read
-            and skipped.
+            and skipped. If None, those of the method's setting, drawn anew for each run. If it
+            names no clients, all clients of the federation take part.
         start: Round to continue from, for example of :func:`load_checkpoint`. With ranks, it has
             the states of this rank's clients, and may have those of all. If None, the run begins
             with the state of the method's server.
@@ -103,9 +105,8 @@ def run_rounds(
         0 2.0 {'1': {'count': 1}, '3': {'count': 1}}
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
-    check.iterable("cohorts", cohorts, "cohorts")
     nouns.method(method)
-    check.function("data", data)
+    data, cohorts = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
     engine = _Engine(method, data, group, iter(cohorts), {}, share)
@@ -362,10 +363,10 @@ class _Engine(NamedTuple):
         first = start.server_round + 1
 
         def own() -> str:
-            ids = [*start.clients, *(start.stateful or ())]
+            ids = [*start.clients, *start.stateful]
             strange = [repr(client) for client in ids if not client.isdecimal()]
             check.nothing(strange, "start.clients", "have ids of clients as keys")
-            here = [client for client in start.stateful or () if is_here(int(client), self.group)]
+            here = [client for client in start.stateful if is_here(int(client), self.group)]
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
@@ -417,7 +418,7 @@ class _Engine(NamedTuple):
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
-        stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
+        stateful = now.stateful.union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
         payloads = {client: payload for client, payload in sent if payload is not None}
         if self.group:  # its payloads are copies
