@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedprompt.data import Folder
-from fedprompt.data.images import common_depth, opened
+from fedprompt.data.opening import common_depth, opened
 
 CHUNK = 256
 """Number of images that are decoded at a time."""

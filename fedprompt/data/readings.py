@@ -126,7 +126,7 @@ def _digest(path: Path) -> str:
 
 def _unreadable(paths: Iterable[Path]) -> str:
     """Return the error of the first image of a class of which no image can be read."""
-    from fedprompt.data.images import opened  # Pillow is not imported with the library
+    from fedprompt.data.opening import opened  # Pillow is not imported with the library
 
     errors = []
     for path in paths:

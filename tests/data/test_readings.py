@@ -134,11 +134,6 @@ PLANTED = {
         "similar-names",
         "`caf\\xe9` and `caf\xe9`",
     ),
-        None,
-        None,
-        "similar-names",
-        r"`caf\xe9` and `caf\xe9`",
-    ),
     "clients": (("A/cat", "a/dog"), None, "client/class", "similar-names", "`A` and `a`"),
     "masks": (("images", "Masks"), None, None, "part-names", "`Masks`; `images`"),
     "parts": (
