@@ -133,8 +133,8 @@ def _judge_sizes(trunk: Trunk, images: Tensor) -> None:
     tokens, context = trunk.embed(images)
     width, patches = tokens.shape[2], tokens.shape[1] - trunk.prefix
     check.require(width == trunk.dim, "trunk.dim", f"be the width of tokens, {width}", trunk.dim)
-    height, width = (side / trunk.patch_size for side in images.shape[2:])
-    grids = {math.floor(height) * math.floor(width), math.ceil(height) * math.ceil(width)}
+    rows, columns = (side / trunk.patch_size for side in images.shape[2:])
+    grids = {math.floor(rows) * math.floor(columns), math.ceil(rows) * math.ceil(columns)}
     rule = f"be such that patches of {trunk.patch_size} pixels make {min(grids)} tokens behind it"
     check.require(patches in grids, "trunk.prefix", rule, f"{patches} behind {trunk.prefix}")
     same = torch.equal(trunk.normalize(tokens), tokens)
