@@ -11,7 +11,6 @@ import torch
 from fedprompt import Weighted, descend
 from fedprompt.aggregation import adam, fedopt, yogi
 from references import fedopt as reference
-from refusals import refused
 from same import assert_identical, assert_same
 from tolerance import assert_near
 
@@ -188,29 +187,3 @@ def test_moments_of_half_precision_values_are_in_float32():
     new, state = server.step(value, mean, server.init(value))
     assert new.dtype == torch.bfloat16
     assert {part.dtype for part in state.values()} == {torch.float32}
-
-
-ADAGRAD = partial(torch.optim.Adagrad, lr=0.1)
-
-
-def step(server, weight, *, columns=3, rows=2):
-    """Take a step of a value (2, 3), with a state for another number of rows."""
-    mean = Weighted(torch.ones(2, columns), torch.tensor(weight))
-    return server.step(torch.zeros(2, 3), mean, server.init(torch.zeros(rows, 3)))
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
-adam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
-adam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
-adam(learning_rate=1.0, betas=(-0.1, 0.9)) -> ValueError: `betas[0]` must be at least 0; got -0.1
-yogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
-yogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
-fedopt(3) -> TypeError: `make_optimizer` must be a function from parameters to an optimizer; got 3
-fedopt(lambda parameters: 3).init(zeros(1)) -> TypeError: `make_optimizer` must return an optimizer
-step(fedopt(ADAGRAD), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the last
-fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
-step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-step(adam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
-""")
