@@ -57,25 +57,6 @@ def test_adaptive_updates_are_algorithm_2(make, is_yogi, generator):
                 assert actual == pytest.approx(wanted, rel=1e-12)
 
 
-def test_one_step_of_fedadam_and_fedyogi_by_hand():
-    """The mean moves by 2 and by -0.5; the second moment starts at 0.25."""
-    start = torch.tensor([1.0, 1.0])
-    mean = Weighted(torch.tensor([3.0, 0.5]), torch.tensor(4.0))
-    options = {"learning_rate": 1.0, "betas": (0.5, 0.75), "tau": 0.5}
-    value, state = adam(**options).step(start, mean, adam(**options).init(start))
-    assert state["first"].tolist() == [1.0, -0.25]
-    assert state["second"].tolist() == [0.75 * 0.25 + 0.25 * 4, 0.25]
-    assert_near(value, torch.tensor([1 + 1 / (1.1875**0.5 + 0.5), 1 - 0.25]))
-    value, state = yogi(**options).step(start, mean, yogi(**options).init(start))
-    assert state["second"].tolist() == [0.25 + 0.25 * 4, 0.25]  # the sign of 0 is 0
-    assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
-
-
-def test_the_defaults_are_those_of_the_paper():
-    for make in (adam, yogi):
-        assert make(learning_rate=0.1) == make(learning_rate=0.1, betas=(0.9, 0.99), tau=1e-3)
-
-
 def test_momentum_of_fedopt_is_fedavgm(generator):
     start, means = rounds(generator)
     options = {"learning_rate": 0.7, "momentum": 0.6}

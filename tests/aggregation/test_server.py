@@ -26,15 +26,16 @@ def test_names_that_the_mean_lacks_keep_value_and_state():
     assert second["b"].item() == pytest.approx(0.55, rel=1e-6)
 
 
-def test_ema_against_a_loop(generator):
+@pytest.mark.parametrize("decay", [0, 0.8, 1])
+def test_ema_against_a_loop(decay, generator):
     previous = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     value = torch.randn(4, 3, generator=generator, dtype=torch.float64)
     mean = fp.Weighted(value, torch.tensor([3.0, 0.0, 0.5, 9.0]))
-    new, _ = fp.ema(decay=0.8).step(previous, mean, {})
+    new, _ = fp.ema(decay=decay).step(previous, mean, {})
     for row in range(4):
         for column in range(3):
             old, average = previous[row, column].item(), mean.value[row, column].item()
-            expected = old if mean.weight[row] == 0 else 0.8 * old + 0.2 * average
+            expected = old if mean.weight[row] == 0 else decay * old + (1 - decay) * average
             assert new[row, column].item() == pytest.approx(expected, rel=1e-12)
 
 
