@@ -7,9 +7,9 @@ import torch
 from torch import nan, ones, tensor, zeros
 
 import fedprompt as fp
-from edges import number, table
 from fedprompt import Weighted, robust
 from fedprompt.aggregation import adam, distances, fedopt, mixtures, yogi
+from refusals import number, refused_and_taken
 from same import assert_identical
 
 ONE = Weighted(ones(2, 3), ones(2))
@@ -135,7 +135,7 @@ ROWS = [
         {"payloads": {1: {"a": ONE}}, "state": fp.averaging_server({"a": ones(2, 3)}).state},
         {"payloads": ([[], 3], []), "state": ([{}, 3], [])}),
 ]  # fmt: skip
-test_wrong_arguments_are_refused_by_name_and_edges_are_taken = table(ROWS)
+test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken(ROWS)
 
 
 @pytest.mark.bad_input

@@ -5,7 +5,6 @@ import torch
 import torch.nn as nn
 from torch import nan, ones, tensor, zeros
 
-from edges import table
 from fedprompt import (
     Weighted,
     collect,
@@ -20,6 +19,7 @@ from fedprompt import (
     vit_trunk,
 )  # fmt: skip
 from named_model import Model, tensors_of
+from refusals import refused_and_taken
 from same import assert_identical
 
 ONE, BROADCAST = {"a": Weighted(ones(2), tensor(1.0))}, {"a": ones(2)}
@@ -105,7 +105,7 @@ ROWS = [
     (named, {"name": "a", "entries": ONE}, {"name": ([3], []), "entries": ([*NO_MESSAGES, {3:
         ones(1)}], [{}])}),
 ]  # fmt: skip
-test_wrong_arguments_are_refused_by_name_and_edges_are_taken = table(ROWS)
+test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken(ROWS)
 
 
 @pytest.mark.bad_input
