@@ -299,8 +299,8 @@ def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_pat
 Pair = namedtuple("Pair", "a b")
 REFUSED = """
 save({'a': [1, object()]}) -> TypeError: `state['a'][1]` must be a dict, list, tuple, Weighted
-save(np.zeros(2)) -> TypeError: `state` must be a dict
-save({'a': np.float64(1)}) -> TypeError: `state['a']` must be a dict
+save(torch.zeros(2).numpy()) -> TypeError: `state` must be a dict
+save({'a': torch.ones(1).double().numpy()[0]}) -> TypeError: `state['a']` must be a dict
 save(type('Own', (dict,), {})()) -> TypeError: `state` must be a dict
 save(Pair(1, 2)) -> TypeError: `state` must be a dict
 save(torch.zeros(2, dtype=torch.complex64)) -> TypeError: `state` must be a dict
