@@ -45,6 +45,7 @@ def refused(names: dict[str, Any]) -> Callable[[str], Callable[..., None]]:
     return test_of
 
 
+REFUSALS = (TypeError, ValueError, IndexError)
 Rows = list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, Any]]]]
 
 
@@ -77,7 +78,7 @@ def refused_and_taken(rows: Rows) -> Callable[..., None]:
             function(*given, **options)
 
         for value in wrong(good.get(name)) if callable(wrong) else wrong:
-            with pytest.raises((TypeError, ValueError)) as error:
+            with pytest.raises(REFUSALS) as error:
                 call(value)
             start = rf"^('[^']+'( \(.*\))?: )?`{re.escape(name)}[`\[.( ]"
             assert re.search(start, str(error.value)), (value, str(error.value))
