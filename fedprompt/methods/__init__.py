@@ -107,9 +107,12 @@ __all__ = [
     "counted_passes",
     "evaluate",
     "fedavg_client",
+    "papers",
     "register",
     "take_step",
     *METHODS,
 ]
+
+from fedprompt.methods import papers as papers
 
 import_packages()  # after `__all__`, which has the methods of this package alone

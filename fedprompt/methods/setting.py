@@ -336,10 +336,7 @@ class ClientData:
             yield islice(batches, divided if phase < count else None)
 
     def _drawn(
-        self,
-        epochs: int,
-        among: Int[Tensor, "chosen"] | None = None,
-        purpose: str = "batches",
+        self, epochs: int, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
         rng = self.stream(purpose)
         chosen = torch.arange(self.num_examples, device="cpu") if among is None else among
