@@ -2,7 +2,7 @@
 
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
-from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
+from fedprompt.data.partition import by_domain, dirichlet, disjoint_classes, iid, pathological
 from fedprompt.data.shares import (
     allocate,
     class_shares,
@@ -28,6 +28,7 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
+    "disjoint_classes",
     "few_shot",
     "group_split",
     "iid",
