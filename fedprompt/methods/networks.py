@@ -6,7 +6,7 @@ client trains before the head, `projection` and `head`.
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch.nn as nn
@@ -114,6 +114,7 @@ class NetworkSetting(Setting):
     num_features: int | None = None
     border: Callable[[], nn.Module] | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
+    _widths: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,4 +189,7 @@ class NetworkSetting(Setting):
 
     def width_of(self, client: int) -> int:
         """Return the width of the features of a client's network."""
-        return self.new_model(client).head.in_features
+        kind = self.backbone_of(client)
+        if kind not in self._widths:
+            self._widths[kind] = self.new_model(client).head.in_features
+        return self._widths[kind]
