@@ -32,11 +32,8 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
-<<<<<<< HEAD
     "disjoint_classes",
-=======
     "examine",
->>>>>>> main
     "few_shot",
     "group_split",
     "iid",
