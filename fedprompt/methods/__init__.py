@@ -65,6 +65,7 @@ from fedprompt.methods.kgcoop import kgcoop as kgcoop
 from fedprompt.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from fedprompt.methods.local import local as local
 from fedprompt.methods.models import ClipSetting, VitSetting
+from fedprompt.methods.networks import NetworkSetting as NetworkSetting
 from fedprompt.methods.perfedavg import perfedavg as perfedavg
 from fedprompt.methods.perfedavg import perfedavg_first_order as perfedavg_first_order
 from fedprompt.methods.pfedme import pfedme as pfedme
@@ -96,6 +97,7 @@ __all__ = [
     "Federation",
     "Figures",
     "HeldOut",
+    "NetworkSetting",
     "Setting",
     "VitSetting",
     "Audit",
@@ -105,9 +107,12 @@ __all__ = [
     "counted_passes",
     "evaluate",
     "fedavg_client",
+    "papers",
     "register",
     "take_step",
     *METHODS,
 ]
+
+from fedprompt.methods import papers as papers
 
 import_packages()  # after `__all__`, which has the methods of this package alone
