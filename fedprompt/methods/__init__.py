@@ -65,7 +65,6 @@ from fedprompt.methods.kgcoop import kgcoop as kgcoop
 from fedprompt.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from fedprompt.methods.local import local as local
 from fedprompt.methods.models import ClipSetting, VitSetting
-from fedprompt.methods.networks import NetworkSetting as NetworkSetting
 from fedprompt.methods.perfedavg import perfedavg as perfedavg
 from fedprompt.methods.perfedavg import perfedavg_first_order as perfedavg_first_order
 from fedprompt.methods.pfedme import pfedme as pfedme
@@ -87,6 +86,7 @@ from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
 from fedprompt.methods.trip import trip as trip
+from fedprompt.methods.whole_networks import NetworkSetting as NetworkSetting
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [

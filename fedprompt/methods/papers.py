@@ -26,9 +26,9 @@ from fedprompt.methods.fedhpl import fedhpl as _fedhpl
 from fedprompt.methods.fedl2g import fedl2g_f, fedl2g_l
 from fedprompt.methods.fedotp import fedotp as _fedotp
 from fedprompt.methods.models import ClipSetting, VitSetting
-from fedprompt.methods.networks import NetworkSetting
 from fedprompt.methods.setting import Setting
 from fedprompt.methods.sgpt import sgpt as _sgpt
+from fedprompt.methods.whole_networks import NetworkSetting
 
 __all__ = ["PRINTED", "Printed", "fedhpl", "fedl2g", "fedotp", "sgpt"]
 
@@ -212,7 +212,8 @@ def fedl2g(
 def fedotp(tower: fp.TextTower, *, class_names: Sequence[str], **changes: Any) -> fp.Method:
     """Make FedOTP as printed for few shots: ten clients, ten rounds of five epochs.
 
-    Transport stops as in Algorithm 1: at a change of 0.001, or after 100 iterations.
+    Transport stops as in Algorithm 1: at a change of 0.001, or after 100 iterations, of which
+    :func:`fedprompt.transport.dykstra` starts half an iteration ahead.
 
     Args:
         tower: Text tower of a frozen CLIP.
@@ -230,9 +231,8 @@ def fedotp(tower: fp.TextTower, *, class_names: Sequence[str], **changes: Any) -
         (16, 5)
     """
     if "match" not in changes:
-        stopped = {"tolerance": 1e-3, "max_iterations": 99}  # it starts half an iteration ahead
         epsilon = changes.get("epsilon", PRINTED["fedotp"].arguments["epsilon"])
-        solver = partial(fp.transport.dykstra, epsilon=epsilon, **stopped)
+        solver = partial(fp.transport.dykstra, epsilon=epsilon, tolerance=1e-3, max_iterations=99)
         changes = {"solver": solver, **changes}
     given = {"tower": tower, "class_names": class_names}
     return PRINTED["fedotp"].method(_fedotp, ClipSetting, given, changes)

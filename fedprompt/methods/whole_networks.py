@@ -128,7 +128,7 @@ class NetworkSetting(Setting):
             fits = isinstance(network, nn.Module) is (self.border is not None)
             check.typed(fits and callable(network), f"networks[{number}]", f"be {kind}", network)
         if self.border is not None:
-            self.networks = [fp.freeze(network) for network in self.networks]
+            self.networks = [fp.freeze(cast(nn.Module, network)) for network in self.networks]
 
     @property
     def num_backbones(self) -> int:
@@ -167,12 +167,13 @@ class NetworkSetting(Setting):
             check.require(len(self.networks) == 1, "networks", rule, len(self.networks))
         check.require(tune is None, "setting", "be a VitSetting for `tune`", "a NetworkSetting")
         network = self.networks[self.backbone_of(client or 0)]
-        size = {"num_features": self.num_features, "prepare": self.prepare}
+        size: dict[str, Any] = {"num_features": self.num_features, "prepare": self.prepare}
 
         def drawn() -> NetworkModel:
             made = (prompts or self.deep_prompts)(network)
             if self.border is not None:
-                return NetworkModel(made or nn.Identity(), network, self.num_classes, **size)
+                frozen = cast(nn.Module, network)
+                return NetworkModel(made or nn.Identity(), frozen, self.num_classes, **size)
             if made is None:
                 raise check.wrong("setting", "have frozen networks, and so a `border`", "neither")
             return NetworkModel(made, None, self.num_classes, **size)
