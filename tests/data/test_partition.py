@@ -18,6 +18,7 @@ from fedprompt.data import (
     dirichlet,
     dirichlet_overlapping,
     dirichlet_sizes,
+    disjoint_classes,
     iid,
     iid_shares,
     pathological,
@@ -43,6 +44,8 @@ ALL: dict[str, Callable] = {
     "dirichlet, capped": of(dirichlet, num_clients=5, alpha=0.3, capped=True),
     "dirichlet, a minimum": of(dirichlet, num_clients=5, alpha=0.3, min_per_class=1),
     "dirichlet_sizes": of(dirichlet_sizes, sizes=[90, 20, 90], alpha=0.3),
+    "disjoint_classes": of(disjoint_classes, num_clients=4),
+    "disjoint_classes, the rest last": of(disjoint_classes, num_clients=5, rest_last=True),
     "iid": of(iid, num_clients=7),
     "pathological": of(pathological, num_clients=9, classes_per_client=2),
     "study_quiz_split": of(study_quiz_split, quiz_size=16),
@@ -197,6 +200,15 @@ def test_pathological_gives_every_client_and_every_class_the_same_number() -> No
     held = [{LABELS[place] for place in client} for client in made("pathological")]
     assert [len(mine) for mine in held] == [2] * 9
     assert [sum(label in mine for mine in held) for label in range(6)] == [3] * 6
+
+
+def test_a_class_has_one_client_and_the_numbers_of_classes_are_those_of_the_rule() -> None:
+    """Six classes for four clients, and for five, of which the last has the rest."""
+    for name, numbers in {"": [2, 2, 1, 1], ", the rest last": [1, 1, 1, 1, 2]}.items():
+        clients = made(f"disjoint_classes{name}")
+        held = [{LABELS[place] for place in client} for client in clients]
+        assert [len(mine) for mine in held] == numbers
+        assert len(set.union(*held)) == sum(numbers)
 
 
 # Clients that may share samples.

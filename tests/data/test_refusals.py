@@ -45,6 +45,8 @@ test_a_wrong_argument_is_refused_by_its_name_and_its_edge_is_taken = refused_and
         "labels": SAMPLES, "num_clients": (number(1)[0], [4, 6]),
         "classes_per_client": ([0, 1.0, 5], [1, 4]), "min_size": number(0),
         "generator": GENERATOR}),
+    (data.disjoint_classes, {"labels": LABELS, "num_clients": 2, "generator": DRAW}, {
+        "labels": SAMPLES, "num_clients": number(1, 2), "rest_last": FLAG, "generator": GENERATOR}),
     (data.by_domain, {"domains": NAMES, "generator": DRAW}, {
         "domains": DOMAINS, "num_clients": ([0, 3, 6, 2.0], [2, 4]),
         "all_domains": ([[], "art", ["art", 3, "photo"]], [NAMES, ["sketch", *NAMES]])}),
@@ -85,6 +87,8 @@ data.pathological(LABELS[:4], 8, classes_per_client=1, generator=DRAW) \
 -> ValueError: `min_size` must be 0 to allow empty clients,
 data.allocate([0, 1], np.eye(2)[:, ::-1] * [[1.0], [0.0]], generator=DRAW) \
 -> ValueError: got None, and 1 of 2 clients have no samples: 1
+data.disjoint_classes(range(6), 4, rest_last=True, generator=DRAW) \
+-> ValueError: `num_clients` must leave classes for the last client, of 6; got 4.
 data.group_split(['ann'] * 3, share=0.5, generator=DRAW) -> ValueError: `len(set(groups))` must be
 data.leave_one_out(['ann'] * 3) -> ValueError: `len(set(domains))` must be at least 2; got 1
 data.by_domain(['x'], all_domains=NAMES) -> ValueError: `domains` must be among `all_domains`;
