@@ -44,6 +44,7 @@ def refused(names: dict[str, Any]) -> Callable[[str], Callable[..., None]]:
     return test_of
 
 
+REFUSALS = (TypeError, ValueError, IndexError)
 Rows = list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, Any]]]]
 
 
@@ -63,7 +64,7 @@ def refused_and_taken(rows: Rows) -> Callable[..., None]:
     @pytest.mark.parametrize(("function", "good", "name", "wrong", "edges"), cases)
     def test(function: Callable[..., Any], good: dict[str, Any], name: str, wrong: Any, edges: Any):
         for value in wrong(good.get(name)) if callable(wrong) else wrong:
-            with pytest.raises((TypeError, ValueError), match=rf"^`{name}[`\[. ]") as error:
+            with pytest.raises(REFUSALS, match=rf"^`{name}[`\[. ]") as error:
                 function(**good | {name: value})
             assert " must " in str(error.value), value
         for value in edges:
