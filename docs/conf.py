@@ -180,7 +180,7 @@ def adapt(app, docname, source):
     (text,) = source
     if docname == "index":
         for section in text.split("\n## ")[1:]:
-            pages = re.findall(r"\]\(([\w/-]+)\.md\)", section)
+            pages = re.findall(r"^- \[.*?\]\(([\w/-]+)\.md\)", section, re.MULTILINE)
             text += CONTENTS.format(section.partition("\n")[0], "\n".join(pages))
     if docname == "methods/gallery":
         text += CONTENTS.format("Methods", "gallery/*")
@@ -195,14 +195,18 @@ def polish(app, doctree, docname):
         if max(map(len, text.split()), default=0) <= 30:
             literal["classes"].append("short")
         name = text.removeprefix("fp.").removesuffix("()")
-        places = [objects.get(f"fedprompt.{part}{name}") for part in ("", "interfaces.")]
+        places = [
+            objects.get(f"fedprompt.{part}{name}") for part in ("", "interfaces.")
+        ]
         place = next(filter(None, places), None)
         if place and not isinstance(literal.parent, (nodes.title, nodes.reference)):
             where = (app.builder, docname, place.docname, place.node_id)
             literal.replace_self(make_refnode(*where, literal.deepcopy(), name))
     for text in list(doctree.findall(nodes.Text)):
         if "± " in text and not isinstance(text.parent, nodes.literal_block):
-            text.parent.replace(text, nodes.Text(text.replace("± ", "±\N{NO-BREAK SPACE}")))
+            text.parent.replace(
+                text, nodes.Text(text.replace("± ", "±\N{NO-BREAK SPACE}"))
+            )
 
 
 def setup(app):

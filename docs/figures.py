@@ -120,7 +120,10 @@ def main(arguments: Sequence[str]) -> None:
     for each in arguments:
         found = [each]
         if each.endswith(".md"):
-            found = [mark[1] for mark in WRITTEN.findall(Path(each).read_text(encoding="utf-8"))]
+            found = [
+                mark[1]
+                for mark in WRITTEN.findall(Path(each).read_text(encoding="utf-8"))
+            ]
         print("\n".join(map(trace, found)))
 
 

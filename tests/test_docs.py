@@ -159,12 +159,11 @@ def test_no_returned_value_is_read_as_a_type():
 
 
 def test_every_page_is_in_the_contents():
-    listed = []
-    for page, text in PAGES.items():
-        for kind, body in FENCE.findall(text):
-            if kind == "{toctree}":
-                lines = [line for line in body.splitlines() if re.match(r"[^:*]+$", line)]
-                listed += [(Path(page).parent / line).as_posix() for line in lines]
+    listed = re.findall(r"^- \[.*?\]\(([\w/-]+)\.md\)", PAGES["index"], re.MULTILINE)
+    for kind, body in FENCE.findall(PAGES["reference/index"]):
+        if kind == "{toctree}":
+            lines = [line for line in body.splitlines() if re.match(r"[^:*]+$", line)]
+            listed += [f"reference/{line}" for line in lines]
     assert sorted([*listed, "index"]) == sorted(PAGES)
 
 
