@@ -2,9 +2,7 @@
 
 import ast
 import inspect
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -20,31 +18,6 @@ TRAITS = {"personalized", "public data", "different models", "private", "adapted
 ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
 ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
 RUNS = [(name, family) for name, method in METHODS.items() for family in method.families]
-
-
-def lines_of_code(path: Path) -> int:
-    """Count lines without texts, imports, and what describes the method: decorator, `NOT_CODE`."""
-    text = path.read_text()
-    tree = ast.parse(text)
-    left_out = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        or (isinstance(node, ast.Assign) and {target.id for target in node.targets} & NOT_CODE)
-    ]
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    left_out += [node.body[0] for node in nodes if ast.get_docstring(node)]
-    left_out += [each for node in tree.body for each in getattr(node, "decorator_list", [])]
-    skipped = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
-    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    code = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in {*silent, tokenize.ENDMARKER}
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(code - skipped)
 
 
 LONGER = {"fedkd": 90, "dpfpl": 70, "trip": 76, "fedhpl": 91, "sgpt": 91, "fedl2g": 101}
@@ -105,19 +78,6 @@ def test_ranges_and_traits_are_those_of_the_method(name):
         inside = values if isinstance(values, list) else [low, high]
         default = method.defaults[key]
         assert default in inside or min(inside) <= default <= max(inside), key
-
-
-def test_defaults_and_ranges_are_those_that_users_have():
-    """A default is a promise: a new one stands in this file and in the changelog."""
-    known = (Path(__file__).parent / "defaults.txt").read_text().splitlines()
-    found = []
-    for name, entry in METHODS.items():
-        options = (
-            f"{key}={value!r}" + (f" of {entry.search[key]!r}" if key in entry.search else "")
-            for key, value in entry.defaults.items()
-        )
-        found.append(", ".join([name, *options]))
-    assert found == known
 
 
 @pytest.mark.parametrize("name", [name for name, family in RUNS if family != "CLIP"])
