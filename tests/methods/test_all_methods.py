@@ -13,27 +13,17 @@ from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(inspect.unwrap(method.make))) for method in METHODS.values()})
 FAMILIES = {"one model", "mixed models", "CLIP"}
-NOT_CODE = {"_RATES", "_SEARCH"}  # assignments that describe a method
 TRAITS = {"personalized", "public data", "different models", "private", "adapted"}
 ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
 ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
 RUNS = [(name, family) for name, method in METHODS.items() for family in method.families]
 
 
-LONGER = {"fedkd": 90, "dpfpl": 70, "trip": 76, "fedhpl": 91, "sgpt": 91, "fedl2g": 101}
-"""Lines of FedKD, DP-FPL, TRIP, and of papers whose every axis is an argument."""
-
 EXTENDS = {
     "fedivlp": "fedmaple", "flora": "fedex_lora", "fedmvp": "fedmaple", "fedtgp": "fedproto",
     "promptfl_fedamp": "fedamp", "promptsrc": "fedivlp",
 }  # fmt: skip
 """Method from which a file takes a class or a server."""
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_has_at_most_67_lines_of_code_and_a_test(path):
-    assert lines_of_code(path) <= LONGER.get(path.stem, 67)
-    assert (Path(__file__).parent / f"test_{path.stem}.py").exists()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -51,19 +41,11 @@ def test_a_file_imports_shared_parts_and_no_other_method_but_the_one_that_it_ext
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_docstring_gives_the_source_what_is_sent_and_the_deviations(path):
+def test_a_docstring_gives_the_source_what_is_sent_the_deviations_and_a_dated_comparison(path):
     text = ast.get_docstring(ast.parse(path.read_text()))
     assert re.search(r"\b(19|20)\d\d\b", text) or path.stem in ("local", "head", "zero_shot")
-    up, down, deviations = (text.find(f"\n{part}: ") for part in ("Up", "Down", "Deviations"))
-    assert 0 < up < deviations
-    assert 0 < (down if down > 0 else text.find("Down: ")) < deviations
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_docstring_ends_with_a_dated_comparison(path):
-    text = ast.get_docstring(ast.parse(path.read_text()))
-    compared = text.partition("\n\nDeviations: ")[2].partition("\n\nCompared: ")[2]
-    assert re.search(r"\s\(20\d\d-[01]\d\)\.$", compared)
+    parts = r"\nUp: .*Down: .*\n\nDeviations: .*\n\nCompared: .*\s\(20\d\d-[01]\d\)\.$"
+    assert re.search(parts, text, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", METHODS)
