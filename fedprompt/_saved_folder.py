@@ -227,7 +227,7 @@ def card(described: Description, name: str, call: str) -> str:
     Args:
         described: Contents of the folder.
         name: Name of the folder.
-        call: Line of Python that loads `model` from it.
+        call: Lines of Python that load it and predict.
     """
     library, _, network = described.model.partition(":")
     hub = {"timm": f"timm/{network}", "transformers": network}.get(library)
@@ -248,5 +248,5 @@ def card(described: Description, name: str, call: str) -> str:
     table = [f"| {key} | {cell} |" for key, cell in cells.items() if cell]
     text = ["---", *(f"{key}: {value}" for key, value in head.items() if value), "---"]
     text += [f"# {name.removeprefix('hub:')}", "", "Trained parts of a frozen network.", ""]
-    text += ["| | |", "|---|---|", *table, "", "```python", "import fedprompt as fp", ""]
-    return "\n".join([*text, call, "logits = model(model.preparation(image)[None])", "```", ""])
+    text += ["| | |", "|---|---|", *table, "", "```python", call, "```", ""]
+    return "\n".join(text)

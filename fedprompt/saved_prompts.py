@@ -128,7 +128,8 @@ def save_prompts(
         hub = fspath(path).startswith(_HUB)
         folder = Path(scratch) if hub else Path(path)
         name = fspath(path) if hub else folder.resolve().name
-        text = saved.card(found, name, f'model = fp.load_prompts("{name}")')
+        call = f'import fedprompt as fp\n\nmodel = fp.load_prompts("{name}")\n'
+        text = saved.card(found, name, f"{call}logits = model(model.preparation(image)[None])")
         state = snapshot(parts, buffers=True)
         saved.write(folder, found, state, text)
         if hub:

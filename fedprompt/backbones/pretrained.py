@@ -403,7 +403,14 @@ def _line(error: Exception) -> str:
 _PART = r"(?!\.)(?!.*\.\.)[\w.-]+"  # no path to another folder
 _FORM = rf"(timm|open_clip|transformers):((hf-hub:)?{_PART}/)?{_PART}(:{_PART})?|[\w-]+"
 _ARGUMENTS = {
-    "timm": ["img_size", "in_chans", "patch_size", "dynamic_img_size", "global_pool", "class_token"],
+    "timm": [
+        "img_size",
+        "in_chans",
+        "patch_size",
+        "dynamic_img_size",
+        "global_pool",
+        "class_token",
+    ],
     "open_clip": ["force_quick_gelu", "force_image_size"],
 }
 """Arguments that a name may have. None runs code, reads a file or takes much memory."""

@@ -4,9 +4,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from functools import partial
-from itertools import batched
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import fedprompt._refusals as check
+import fedprompt.samples  # noqa: F401  (its networks have names)
 from fedprompt import _saved_folder as saved
 from fedprompt._files import path_of
 from fedprompt._saved_folder import Description
@@ -88,9 +87,11 @@ class Classifier(nn.Module):
         Raises:
             OSError: If a file cannot be read as an image. The text has its path.
         """
-        listed = [images] if isinstance(images, Picture) else list(images)
+        one = isinstance(images, str | os.PathLike | Image.Image)
+        listed: list[Any] = [images] if one else list(images)  # type: ignore[list-item]
         found = [torch.zeros(0, len(self.class_names))]
-        for part in batched(listed, BATCH):
+        for start in range(0, len(listed), BATCH):
+            part = listed[start : start + BATCH]
             inputs = torch.stack([self.preparation(image) for image in part])
             found.append(self(inputs).softmax(1).cpu())
         probabilities = torch.cat(found)
@@ -122,7 +123,7 @@ def save(
         model: Prediction, whose state has all that it learned.
         network: Frozen network of the run.
         setting: Setting of the method.
-        method: Name of the method, or FILE:NAME.
+        method: Name of the method, or FILE:NAME. Training alone is "local", or "coop" with a CLIP.
         make: Function of the method.
         values: Hyperparameters.
         class_names: Names of the classes, in the order of labels.
@@ -161,8 +162,9 @@ def save(
     check.require(fits, "model", rule, f"a difference of {apart:.2g} for {method}")
     path = path_of("folder", folder, of="folder")
     name = path.resolve().name
-    call = f'from fedprompt import compare\n\nmodel = compare.load("{name}")\nprint(model.predict(["image.png"]))'
-    saved.write(path, described, state, saved.card(described, name, call))
+    call = f'model = compare.load("{name}")\nprint(model.predict(["image.png"]))'
+    card = saved.card(described, name, f"from fedprompt import compare\n\n{call}")
+    saved.write(path, described, state, card)
     _, back = saved.read(path)
     same = all(torch.equal(back[key], value.cpu()) for key, value in state.items())
     check.require(same and back.keys() == state.keys(), "folder", "be read as it was written", path)
@@ -197,7 +199,7 @@ def made(
     device: torch.device | str,
 ) -> nn.Module:
     """Make the prediction of a method for a client without data, and load its state."""
-    given = {"rounds": 1, "steps": 0, "device": device, "public": network.inputs.to(device)}
+    given = {"rounds": 1, "steps": 1, "device": device, "public": network.inputs.to(device)}
     given |= described.setting
     if described.kind == "clip":
         setting: Setting = ClipSetting(tower=network.tower, **given)  # type: ignore[arg-type]
@@ -208,7 +210,9 @@ def made(
     with torch.device(device), torch.enable_grad():
         method = make(setting, **{name: _tuple(value) for name, value in described.values.items()})
         client = described.client or 0
-        data = ClientData(setting, client, 0, torch.zeros(1, dtype=torch.int64), lambda at: inputs[at])
+        data = ClientData(
+            setting, client, 0, torch.zeros(1, dtype=torch.int64), lambda at: inputs[at]
+        )
         model: nn.Module = Round(-1, method.server.state, {}).model(method, data)
     if state is not None:
         model.load_state_dict(dict(state))
@@ -275,11 +279,9 @@ def _fingerprint(described: Description, frozen: Network) -> Mapping[str, str]:
 
 
 def function_of(method: str) -> Callable[..., Method]:
-    """Return the function of a method: of the gallery, training alone, or FILE:NAME."""
+    """Return the function of a method of the gallery, or of FILE:NAME."""
     if method in METHODS:
         return METHODS[method].make
-    if method == rows.ALONE.name:
-        return rows.ALONE.make
     path, _, name = method.rpartition(":")
     return rows.read_methods(Path(path))[name]
 
@@ -305,7 +307,9 @@ def _renamed(
     for name, value in new.items():
         if value.shape != old[name].shape or not torch.equal(value, old[name]):
             rule = f"be those of the folder, because {described.method} learned {name!r} for each"
-            check.require(torch.equal(state[name], old[name]), "class_names", rule, len(class_names))
+            check.require(
+                torch.equal(state[name], old[name]), "class_names", rule, len(class_names)
+            )
             found[name] = value
     return other, found
 
@@ -324,7 +328,9 @@ def predict(arguments: Sequence[str] | None = None) -> None:
         model = load(args.folder, weights=args.weights, device=args.device)
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(["image", "class", *model.class_names])
-        for part in batched(files_of(args.images), BATCH):
+        files = files_of(args.images)
+        for start in range(0, len(files), BATCH):
+            part = files[start : start + BATCH]
             found = model.predict(part)
             for path, name, row in zip(part, *found, strict=True):
                 out.writerow([path, name, *(f"{value:.6g}" for value in row.tolist())])
