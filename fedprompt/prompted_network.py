@@ -1,6 +1,7 @@
 """A network with trained prompts, and the folder from which it is built again."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -94,7 +95,8 @@ def described(
 ) -> tuple[Description, Network]:
     """Describe parts and their network, which must be made by its name."""
     context = "context" in parts
-    kind, network = "clip" if context else "vit", backbone if context else backbone.model
+    kind = "clip" if context else "vit"
+    network = backbone if context else getattr(backbone, "model", None)
     check.texts("class_names", class_names, at_least=int(context))
     check.optional(check.number, "scale", scale, above=0)
     made = named(kind, model, arguments, network, preparation)
@@ -152,22 +154,30 @@ def check_reproduced(module: nn.Module, description: Description, network: Netwo
     """Require that a folder predicts as a module does, if the module can predict."""
     if type(module) in _TYPES or type(module).forward is nn.Module.forward:
         return
-    context, model = description.kind == "clip", cast(Any, network.model)
-    flags = [(weight, weight.requires_grad) for weight in model.parameters()]
+    new = rebuilt(description, snapshot(parts_of(module), buffers=True), network)
+    like, draw = next(network.model.parameters()), torch.Generator().manual_seed(0)
+    shape = new.trunk._image().shape if hasattr(new, "trunk") else network.inputs.shape
+    images = torch.rand(shape, generator=draw, device="cpu").to(like)
+    # Methods of the gallery have tokens of a CLIP as inputs.
+    inputs = [images, network.tokens(images)] if description.kind == "clip" else [images]
+    with torch.no_grad():
+        logits = new.eval()(images)
+        same = any(torch.equal(logits, found) for found in _outputs(module, inputs))
+    rule = "classify as its prompts and head, or its context, do, because a folder has only these"
+    check.require(same, "module", rule, f"{type(module).__name__}, whose logits differ")
+
+
+@contextmanager
+def flags_kept(backbone: Any) -> Iterator[None]:
+    """Give weights of a backbone the same flags afterwards, because a folder has frozen ones."""
+    model = getattr(backbone, "model", backbone)
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    flags = [(weight, weight.requires_grad) for weight in weights]
     try:
-        new = rebuilt(description, snapshot(parts_of(module), buffers=True), network)
-        like, draw = next(model.parameters()), torch.Generator().manual_seed(0)
-        size = new.preparation.size if new.preparation else new.trunk._image().shape[-2:]
-        images = torch.rand(1, 3, *size, generator=draw, device="cpu").to(like)
-        inputs = [images, network.tokens(images)] if context else [images]
-        with torch.no_grad():
-            logits = new.eval()(images)
-            same = any(torch.equal(logits, found) for found in _outputs(module, inputs))
+        yield
     finally:
         for weight, flag in flags:
             weight.requires_grad_(flag)
-    rule = "classify as its prompts and head, or its context, do, because a folder has only these"
-    check.require(same, "module", rule, f"{type(module).__name__}, whose logits differ")
 
 
 def _outputs(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -26,6 +26,7 @@ from fedprompt.prompted_network import (
     PromptedNetwork,
     check_reproduced,
     described,
+    flags_kept,
     parts_of,
     rebuilt,
 )
@@ -121,9 +122,11 @@ def save_prompts(
     parts = parts_of(module)
     rule = "be the CLIP itself, so that its image tower is compared, too"
     check.typed("context" not in parts or isinstance(trunk, nn.Module), "trunk", rule, trunk)
-    how = {"model": model, "arguments": arguments or {}, "class_names": class_names}
-    found, made = described(parts, trunk, **how, preparation=preparation, scale=scale, about=about)
-    check_reproduced(module, found, made)
+    how: dict[str, Any] = {"model": model, "arguments": arguments or {}, "class_names": class_names}
+    how |= {"preparation": preparation, "scale": scale, "about": about}
+    with flags_kept(trunk):
+        found, made = described(parts, trunk, **how)
+        check_reproduced(module, found, made)
     with tempfile.TemporaryDirectory() as scratch:
         hub = fspath(path).startswith(_HUB)
         folder = Path(scratch) if hub else Path(path)

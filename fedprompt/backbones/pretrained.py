@@ -401,17 +401,11 @@ def _line(error: Exception) -> str:
 # Names in files of strangers.
 
 _PART = r"(?!\.)(?!.*\.\.)[\w.-]+"  # no path to another folder
-_FORM = rf"(timm|open_clip|transformers):((hf-hub:)?{_PART}/)?{_PART}(:{_PART})?|[\w-]+"
+_FORM = rf"(timm|open_clip|transformers):((hf-hub:)?{_PART}/)?{_PART}(:{_PART})?"
+_SIZES = ("img_size", "patch_size", "in_chans")
 _ARGUMENTS = {
-    "timm": [
-        "img_size",
-        "in_chans",
-        "patch_size",
-        "dynamic_img_size",
-        "global_pool",
-        "class_token",
-    ],
-    "open_clip": ["force_quick_gelu", "force_image_size"],
+    "timm": (*_SIZES, "dynamic_img_size", "global_pool", "class_token"),
+    "open_clip": ("force_quick_gelu", "force_image_size"),
 }
 """Arguments that a name may have. None runs code, reads a file or takes much memory."""
 _LARGEST, _MOST = 2048, 512
@@ -423,21 +417,20 @@ def check_source(model: str, arguments: Mapping[str, Any]) -> str:
     check.text("model", model)
     library = model.partition(":")[0]
     rule = "be timm:NAME, open_clip:NAME:TAG or transformers:NAME"
-    fits = re.fullmatch(_FORM, model) and (":" in model or model in SAMPLES)
+    fits = model in SAMPLES or re.fullmatch(_FORM, model)
     check.require(fits, "model", rule, repr(model[: check.LONGEST]))
-    known = _ARGUMENTS.get(library, [])
+    known = _ARGUMENTS.get(library, ())
     rule = f"be among {', '.join(known) or 'none'} for {library}"
     check.known("arguments", arguments, known, rule)
+    rule = f"be a number from 1 to {_LARGEST}, two of them, a flag, a word or ''"
     for name, value in arguments.items():
         numbers = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
         fits = all(type(each) is int and 0 < each <= _LARGEST for each in numbers)
-        fits = fits or isinstance(value, bool) or (isinstance(value, str) and value.isalnum())
-        rule = f"be a number from 1 to {_LARGEST}, two of them, a flag or a word"
-        check.require(fits or value == "", f"arguments[{name!r}]", rule, check.kind(value))
-    sides, patch = (np.ravel(arguments.get(n) or 1) for n in ("img_size", "patch_size"))
+        fits = fits or type(value) is bool or (isinstance(value, str) and (value + "a").isalnum())
+        check.require(fits, f"arguments[{name!r}]", rule, check.kind(value))
+    sides, patch = (np.ravel(arguments.get(n, _LARGEST)) for n in ("img_size", "patch_size"))
     rule = f"make at most {_MOST} patches along a side"
-    least = min(patch) if "patch_size" in arguments else _LARGEST
-    check.require(max(sides) <= _MOST * least, "arguments", rule, max(sides))
+    check.require(max(sides) <= _MOST * min(patch), "arguments", rule, max(sides))
     return library
 
 
@@ -445,12 +438,12 @@ def named(
     kind: Kind,
     model: str,
     arguments: Mapping[str, Any],
-    own: nn.Module,
+    own: Any,
     preparation: Preparation | None = None,
 ) -> Network:
-    """Return the network of a name for a model that was made by it, with the size of its images.
+    """Return the network of a name, for a model that was made by it.
 
-    Weights are not compared.
+    The size of its images is added to the arguments. Weights are not compared.
 
     Raises:
         ValueError: If the library makes another network by this name and these arguments.
@@ -460,45 +453,37 @@ def named(
     fits = model in SAMPLES or owner == library or (library, owner) == ("open_clip", "timm")
     rule = f"have a network of {library}, which {model!r} can be"
     check.require(fits, "trunk", rule, f"one of type {type(own).__name__}")
-    images: Any = getattr(own, "visual", own)
+    images, tower = getattr(own, "visual", own), None
     if preparation is None and library == "timm":
         preparation = _of_timm(own)
     elif preparation is None and hasattr(images, "image_size"):
         preparation = of_open_clip(getattr(images, "preprocess_cfg", {}), images.image_size)
-    given, tower = dict(arguments), None
-    if library in ("timm", "open_clip"):
-        given = _completed(library, name, given, own, images)
+    if library in _ARGUMENTS:
+        arguments = _completed(library, name, arguments, own)
     if kind == "clip":
         from open_clip import get_tokenizer
 
         tower = TextTower(own, get_tokenizer(name.partition(":")[0]))
-    return Network(model, own, preparation, tower, model, given)  # type: ignore[arg-type]
+    return Network(model, own, preparation, tower, model, arguments)  # type: ignore[arg-type]
 
 
-def _completed(
-    library: str, name: str, given: dict[str, Any], own: nn.Module, images: Any
-) -> dict[str, Any]:
-    """Return arguments, with the size of the images where the library's is another one."""
-    key = {"timm": "img_size", "open_clip": "force_image_size"}[library]
-    size = getattr(
-        getattr(images, "patch_embed", images),
-        {"timm": "img_size"}.get(library, "image_size"),
-        None,
-    )
-    wrong = ""
-    for more in ({}, {key: list(np.ravel(size).tolist())}):
-        bare = _bare(library, name, more | given)
-        if own is images and library == "open_clip":
-            bare = bare.visual
-        if type(own).__module__.startswith("timm") and library == "open_clip":
-            bare = bare.trunk
-        forms = [
-            {k: tuple(v.shape) for k, v in each.state_dict().items() if "head" not in k}
-            for each in (own, bare)
-        ]
-        if forms[0] == forms[1] and settings_of(own) == settings_of(bare):
-            return more | given
-        differ = [k for k in forms[0] if forms[0][k] != forms[1].get(k)]
-        wrong = wrong or (differ or ["its settings"])[0]
+def _completed(library: str, name: str, given: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    """Return arguments by which a library makes a network, with its size if that is needed."""
+    images, key = getattr(own, "visual", own), "force_image_size"
+    place = images
+    if library == "timm":
+        place, key = getattr(own, "patch_embed", None), "img_size"
+    size = getattr(place, key.removeprefix("force_"), None)
+    differ: list[str] = []
+    for more in ({}, {key: [*size] if isinstance(size, tuple) else size}):
+        bare = _bare(library, name, more | dict(given))
+        if library == "open_clip" and own is images:
+            bare = bare.visual if hasattr(own, "image_size") else bare.visual.trunk
+        shapes, others = ({k: v.shape for k, v in m.state_dict().items()} for m in (own, bare))
+        heads = tuple(f"{name}." for name in ("head", "head_dist", "fc"))
+        found = [k for k, v in shapes.items() if others.get(k) != v and not k.startswith(heads)]
+        if not found and settings_of(own) == settings_of(bare):
+            return more | dict(given)
+        differ += found or ["settings"]
     rule = f"make the network from {library}:{name}"
-    raise check.wrong("arguments", rule, f"another {wrong}")
+    raise check.wrong("arguments", rule, f"a network with other {differ[0]}")
