@@ -17,9 +17,9 @@ from fedprompt import _saved_folder as saved
 from fedprompt._names import inner_name
 from fedprompt._saved_folder import CONFIG, STATE
 from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.preparation import Preparation
 from fedprompt.backbones.pretrained import check_source, network
-from fedprompt.freezing import freeze
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
 from fedprompt.prompted_network import (

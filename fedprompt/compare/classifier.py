@@ -4,6 +4,7 @@ import csv
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,9 +73,11 @@ class Classifier(nn.Module):
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch classes"]:
         """Return the logits of prepared images, which are moved to the network."""
-        images = images.to(next(self.network.parameters()))
-        inputs = images if self._tokens is None else self._tokens(images)
-        logits: Tensor = self.module(inputs)
+        like = next(self.network.parameters())
+        images, half = images.to(like), like.dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(like.device.type, like.dtype) if half else nullcontext():
+            inputs = images if self._tokens is None else self._tokens(images)
+            logits: Tensor = self.module(inputs)
         return logits.float()
 
     @torch.no_grad()

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt import data, features
+from fedprompt import data
 from fedprompt._files import path_of
+from fedprompt.backbones.features import precompute
 from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
@@ -84,7 +85,7 @@ class Store:
         if not whole(path, len(self.pixels)):
             model, prepared = self.network.model.to(device), prepare.to(device)
             encode: Any = lambda images: self.network.tokens(prepared(images)).cpu()  # noqa: E731
-            found = features.precompute(encode, self.pixels, batch_size=64)
+            found = precompute(encode, self.pixels, batch_size=64)
             model.to("cpu")
             part = path.with_name(f"{path.name}.{os.getpid()}.part")
             with part.open("wb") as file:
