@@ -112,7 +112,8 @@ def averaging_server(
         return {"values": values, "update": memory}
 
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
-    return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
+    state = {"values": first, "update": rule.init(first)}
+    return Server(state, answer, step, changes, empty=False)
 
 
 def _check_state(state: object) -> None:
