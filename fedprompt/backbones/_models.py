@@ -39,15 +39,6 @@ class Trainable(nn.Module):
     def __copy__(self) -> NoReturn:
         raise RuntimeError(_IN_TURN)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Trainable":
-        self.check_alone()
-        return self
-
-    def check_alone(self) -> None:
-        """Refuse a copy if there are parameters."""
-        if any(True for _ in self.parameters()):
-            raise RuntimeError(_IN_TURN)
-
 
 class _Places(MutableMapping[str, Tensor | None]):
     """Some parameters of a module by name, in place of the ``_parameters`` of another module.
@@ -58,6 +49,11 @@ class _Places(MutableMapping[str, Tensor | None]):
     def __init__(self, owner: nn.Module, names: Iterable[str]) -> None:
         self._owner: Any = owner
         self._names = {name: name for name in names}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Places":
+        if id(self._owner) not in memo:  # the trunk is not copied with them
+            raise RuntimeError(_IN_TURN)
+        return type(self)(memo[id(self._owner)], self._names)
 
     def __getitem__(self, name: str) -> Tensor | None:
         parameter: Tensor | None = self._owner._parameters[self._names[name]]

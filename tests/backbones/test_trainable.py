@@ -157,9 +157,7 @@ def test_adapters_that_were_not_named_are_not_frozen_silently():
 # --- Copies
 
 
-@pytest.mark.parametrize(
-    "copied", [lambda client: client, lambda client: client.trunk, lambda client: client.inside]
-)
+@pytest.mark.parametrize("copied", [lambda client: client, lambda client: client.inside])
 def test_a_deep_copy_raises(copied):
     _, trunk = make(left_trainable)
     with raises(RuntimeError, "Clients that share a trunk take turns: load_values, train, collect"):
@@ -168,6 +166,19 @@ def test_a_deep_copy_raises(copied):
         copy.copy(trunk.trainable)
     frozen = Client(fp.vit_trunk(tiny_vit()))  # without trained parameters, copies share the trunk
     assert copy.deepcopy(frozen).trunk is frozen.trunk
+
+
+@every_part
+def test_a_deep_copy_of_a_trunk_trains_by_itself(part):
+    model, trunk = make(part)
+    own, images = copy.deepcopy(trunk), draw_images(model)
+    before = fp.encode_prompted(trunk, images).pooled
+    assert torch.equal(fp.encode_prompted(own, images).pooled, before)
+    with torch.no_grad():
+        for parameter in own.trainable.parameters():
+            parameter.add_(1)
+    assert torch.equal(fp.encode_prompted(trunk, images).pooled, before)
+    assert not torch.equal(fp.encode_prompted(own, images).pooled, before)
 
 
 def test_gradients_of_single_samples_are_refused():

@@ -1,5 +1,6 @@
 """Common part of all trunks: the model stays frozen, and prompts fit its masks and positions."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
+from fedprompt._copies import share_frozen
 from fedprompt.backbones._models import Trainable
 from fedprompt.backbones._probe import Probe, without_traces
 from fedprompt.interfaces import Trunk
@@ -82,8 +84,14 @@ class FrozenTrunk(Trunk):
         self.probe = Probe(self, "trunk", "model", (model, *containers), (model,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
-        self.trainable.check_alone()
-        return self
+        """Return the trunk; with trained parameters, one that shares only the frozen ones."""
+        if not [*self.trainable.parameters()]:
+            return self
+        share_frozen(self.model, memo)
+        made = memo[id(self)] = object.__new__(type(self))
+        copy.deepcopy(self.model, memo)  # before the trained parameters, which are in it
+        vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
 
     def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
         """Turn on the gradients of some parameters of the model, which are then `trainable`."""
