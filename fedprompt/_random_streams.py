@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,15 @@ def _generators() -> list[torch.Generator]:
     return found
 
 
+class _Place(threading.local):
+    """Seed, round and exchange of the last call in a thread."""
+
+    run: tuple[int, int, int] | None = None
+
+
+_PLACE = _Place()
+
+
 @contextmanager
 def kept_streams() -> Iterator[None]:
     """Set the global streams of PyTorch, NumPy and Python back to their present states at the end.
@@ -80,9 +90,24 @@ def begin_streams(
 
     So draws depend neither on the order of clients nor on the process, and a run can be resumed.
     """
+    _PLACE.run = (seed, server_round, exchange)
     place = f"{seed}/{server_round}/{exchange}/{client}/{purpose}"
     digest = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "little")
     for generator in _generators():
         generator.manual_seed(digest >> 1)
     np.random.seed(digest % 2**32)  # noqa: NPY002
     random.seed(digest)
+
+
+@contextmanager
+def resumed_streams(purpose: str, client: int) -> Iterator[None]:
+    """Repeat the streams of an earlier call of the present exchange, and go on as before.
+
+    Outside of an engine, streams are as they are.
+    """
+    if (run := _PLACE.run) is None:
+        yield
+        return
+    with kept_streams():
+        begin_streams(*run, client, purpose)
+        yield

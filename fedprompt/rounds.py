@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -18,12 +18,19 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
 from fedprompt._copies import copied
-from fedprompt._random_streams import kept_streams
+from fedprompt._random_streams import kept_streams, resumed_streams
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces._calls import Calls, seed_of
-from fedprompt.interfaces.method import Clients, check_takes_part, check_wrappers, run_of
+from fedprompt.interfaces.method import (
+    Clients,
+    check_takes_part,
+    check_wrappers,
+    run_of,
+    sends_changes,
+    wrapped,
+)
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
@@ -190,7 +197,7 @@ def counted(method: Method, ledger: Ledger) -> Method:
             ledger.record(payload, direction="up", **where)
         return payload, state
 
-    return method._replace(client=client, wrappers=(*method.wrappers, "counted"))
+    return wrapped(method, "counted", client=client)
 
 
 def coded(method: Method, codec: Codec) -> Method:
@@ -212,7 +219,7 @@ def coded(method: Method, codec: Codec) -> Method:
         A method whose payloads and `form` are encoded. Its server decodes them before each step.
 
     Raises:
-        ValueError: If `method` is counted, because the ledger would not count the encoded messages.
+        ValueError: If `method` is counted: count the coded method.
             If the codec leaves numbers out, also if `method` is coded already, if its server does
             not say whether payloads are changes, or if an answer lacks an entry of the payload.
 
@@ -235,8 +242,11 @@ def coded(method: Method, codec: Codec) -> Method:
     check.instance("codec", codec, Codec, "be a codec, such as codecs.int8()")
     form: Any = method.form
     server = method.server
-    moves = getattr(codec, "needs_changes", False) and not server.changes
-    _check_wrapped(method, needs_changes=getattr(codec, "needs_changes", False))
+    moves = False
+    if getattr(codec, "needs_changes", False):
+        rule = "not be coded; a codec that leaves numbers out comes first"
+        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+        moves = not sends_changes(method, "the codec leaves numbers out")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any
@@ -249,7 +259,10 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def decoded(client: int, payload: Any, state: State) -> Message:
         entries = codec.decode(payload, like=form(client)) if payload else payload
-        return _moved(entries, server.answer(client, state)) if moves else entries
+        if not moves:
+            return entries
+        with resumed_streams("answer", client):  # the same answer as the client had
+            return _moved(entries, server.answer(client, copied(state)))
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
         found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
@@ -265,23 +278,8 @@ def coded(method: Method, codec: Codec) -> Method:
         empty = {name: Weighted(*map(zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
-    wrappers = (*method.wrappers, "coded")
-    parts: Any = {"client": client, "predict": predict, "form": coded_form, "wrappers": wrappers}
-    return method._replace(server=server._replace(step=step), **parts)
-
-
-def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
-    """Refuse a method that a codec cannot wrap."""
-    rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
-    check.require("counted" not in method.wrappers, "method", rule, "a counted one")
-    if needs_changes:
-        rule = "not be coded; a codec that leaves numbers out comes first"
-        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
-        rule = "say whether payloads are changes, because the codec leaves numbers out"
-        got = (
-            "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
-        )
-        check.require(method.server.changes is not None, "method.server.changes", rule, got)
+    parts: Any = {"client": client, "predict": predict, "form": coded_form}
+    return wrapped(method, "coded", server=server._replace(step=step), **parts)
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -320,27 +318,36 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return copy.deepcopy(optimizer.state_dict())
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: State, *, rate: Literal["round", "state"] = "round"
+) -> None:
     """Load a state of :func:`optimizer_state`, which later steps of the optimizer do not change.
 
     ``optimizer.load_state_dict`` does not copy all tensors, so a step would change the old state.
+    It also loads the learning rate of an earlier round, and so ends a schedule.
 
     Args:
         optimizer: Optimizer to write into.
         state: State to load. With ``{}``, as before the first step, the optimizer keeps its own.
+        rate: "round" to keep the learning rates of `optimizer`, or "state" to load them.
 
     Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
-        >>> state = optimizer_state(optimizer)
-        >>> again = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.9)
+        >>> weight = torch.zeros(2, requires_grad=True)
+        >>> state = optimizer_state(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+        >>> again = torch.optim.SGD([weight], lr=0.05)
         >>> load_optimizer(again, state)
-        >>> again.param_groups[0]["lr"]
-        0.1
+        >>> again.param_groups[0]["lr"], again.param_groups[0]["momentum"]
+        (0.05, 0.9)
     """
     check.instance("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     check.instance("state", state, Mapping, "be a state of `optimizer_state`")
+    check.require(rate in ("round", "state"), "rate", 'be "round" or "state"', repr(rate))
     if state:
+        rates = [group["lr"] for group in optimizer.param_groups]
         load_state(optimizer, state)
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            if rate == "round":
+                group["lr"] = own
 
 
 class _Engine(NamedTuple):

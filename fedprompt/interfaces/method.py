@@ -21,6 +21,9 @@ State = Mapping[str, Any]
 DECODES = "be a function, by which messages are decoded"
 """Rule for the form of a method."""
 
+_ORDER = ("backdoored", "coded", "counted")
+"""Wrappers from the innermost one on: of numbers, of their encoding, and of bytes."""
+
 CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
@@ -275,6 +278,23 @@ def run_of(
     cohorts = setting.cohorts() if cohorts is None else cohorts
     check.iterable("cohorts", cohorts, "cohorts")
     return partial(federation.data, setting), cohorts
+
+
+def wrapped(method: Method, name: str, **parts: Any) -> Method:
+    """Return a method with other parts and one wrapper more; its wrappers have an order."""
+    later = [each for each in _ORDER[_ORDER.index(name) + 1 :] if each in method.wrappers]
+    if later:
+        rule = f"be {name} before it is {later[0]}, as in {later[0]}({name}(method, ...), ...)"
+        raise check.wrong("method", rule, f"a {later[0]} one")
+    return method._replace(wrappers=(*method.wrappers, name), **parts)
+
+
+def sends_changes(method: Method, why: str) -> bool:
+    """Return whether payloads are changes; refuse a server that does not say it."""
+    changes = method.server.changes
+    rule = f"say whether payloads are changes, because {why}"
+    check.require(changes is not None, "method.server.changes", rule, "None (Server(changes=))")
+    return bool(changes)
 
 
 def check_wrappers(method: Method, client: int | str, state: State) -> None:
