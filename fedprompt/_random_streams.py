@@ -99,6 +99,12 @@ def begin_streams(
     random.seed(digest)
 
 
+def present_run() -> tuple[int, int, int]:
+    """Return seed, round and exchange of the present call of a method."""
+    assert _PLACE.run is not None
+    return _PLACE.run
+
+
 @contextmanager
 def resumed_streams(purpose: str, client: int) -> Iterator[None]:
     """Repeat the streams of an earlier call of the present exchange, and go on as before.

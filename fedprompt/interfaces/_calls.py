@@ -61,9 +61,8 @@ class Calls(NamedTuple):
         self._begin("step")
         return self.method.server.step(self.server_round, payloads, state)
 
-    def predict(self, client: int, data: Any, state: Any, server: Any) -> Any:
-        """Return the prediction of a client."""
-        answer = self.answer(client, server)
+    def predict(self, client: int, data: Any, answer: Any, state: Any) -> Any:
+        """Return the prediction of a client for an answer that is its own."""
         self._begin("predict", client)
         with _casts.ended():
             return self.method.predict(data, answer, state)

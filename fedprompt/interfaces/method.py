@@ -220,7 +220,8 @@ class Round(_Parts):
             own = self.clients.get(str(client), {})
             check_wrappers(method, client, own)
             state = _Missed(client) if self.missed(client) else copied(own)
-            model = calls.predict(client, data, state, self.server)
+            answer = calls.answer(client, self.server)
+            model = calls.predict(client, data, answer, state)
             return own_module(model) if isinstance(model, nn.Module) else model
 
 
