@@ -20,8 +20,8 @@ row = patches.ROWS[1]  # mass 1
 machine = Machine(weights={DINO: Path(weights)})
 trial = patches.make("shots-8", row, seed=0, machine=machine, validate=False)
 method = patches.method(row, trial)
-*_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
-model = now.model(method, trial.federation.data(0, now.server_round))
+*_, now = fp.run_rounds(method, trial.federation)
+model = now.model(method, trial.federation, 0)
 side = patches.CANVAS // 14
 known = (trial.mixes[0] > 0)[trial.test_cells].nonzero()[:4, 0].tolist()
 figure, axes = plt.subplots(2, len(known), figsize=(8, 4.2), layout="constrained")

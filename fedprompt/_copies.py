@@ -46,18 +46,18 @@ def _tensors(part: Any) -> list[Tensor]:
     return [tensor for child in parts for tensor in _tensors(child)]
 
 
-def share_frozen(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let a deep copy share the memory of frozen parameters until the first write into either."""
-    for parameter in model.parameters():
-        if not parameter.requires_grad and type(parameter) is nn.Parameter:
-            same = parameter.detach()._lazy_clone()  # type: ignore[operator]
-            memo[id(parameter)] = nn.Parameter(same, requires_grad=False)
+def shared_until_written(tensor: Tensor) -> Tensor:
+    """Return a tensor with the same memory, until either of the two is written by PyTorch."""
+    same: Tensor = tensor.detach()._lazy_clone()  # type: ignore[operator]
+    return nn.Parameter(same, requires_grad=False) if isinstance(tensor, nn.Parameter) else same
 
 
 def own_module(model: nn.Module) -> nn.Module:
     """Copy a module; frozen parameters share their memory until one of the two is written."""
     memo: dict[int, Any] = {}
-    share_frozen(model, memo)
+    for parameter in model.parameters():
+        if not parameter.requires_grad and type(parameter) is nn.Parameter:
+            memo[id(parameter)] = shared_until_written(parameter)
     for part in (part for module in model.modules() for part in vars(module).values()):
         if isinstance(part, Tensor):
             if part.grad_fn is not None:

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt import data, features
+from fedprompt import data
 from fedprompt._files import path_of
+from fedprompt.backbones.features import precompute
+from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import divisions, experiments, identity, own
 from fedprompt.compare.divisions import Division
 from fedprompt.compare.images import UNREADABLE, decoded, stamp
 from fedprompt.compare.own import Chosen, Data
 from fedprompt.compare.pipeline import Preparation, prepared_trunk
-from fedprompt.compare.pretrained import Network, network
 from fedprompt.compare.problems import Problem
 from fedprompt.compare.trials import CompareError, Further
 from fedprompt.methods import ClipSetting, Setting, VitSetting
@@ -78,12 +79,13 @@ class Store:
 
     def tokens(self, prepare: Preparation, device: str) -> Tensor:
         """Compute the tokens once, and map the file."""
-        name = f"{stamp(self.folder)}-{self.network.size}px-{self.network.identity}.npy"
+        side, identity = self.network.preparation.size[0], self.network.fingerprint["weights"]
+        name = f"{stamp(self.folder)}-{side}px-{identity[:12]}.npy"
         path = self.cache / name
         if not whole(path, len(self.pixels)):
             model, prepared = self.network.model.to(device), prepare.to(device)
             encode: Any = lambda images: self.network.tokens(prepared(images)).cpu()  # noqa: E731
-            found = features.precompute(encode, self.pixels, batch_size=64)
+            found = precompute(encode, self.pixels, batch_size=64)
             model.to("cpu")
             part = path.with_name(f"{path.name}.{os.getpid()}.part")
             with part.open("wb") as file:
@@ -106,7 +108,8 @@ def whole(path: Path, count: int) -> bool:
 
 def preparation(made: Network) -> Preparation:
     """Return the preparation of a network's images, which already have its size."""
-    return Preparation(made.size, made.mean, made.std, made.interpolation)
+    own = made.preparation
+    return Preparation(own.size[0], own.mean, own.std, own.interpolation)
 
 
 def folder(
@@ -203,7 +206,8 @@ def folder(
     found = [data.read_folder(root, layout=layout, skip=skip)]
     found += [] if test is None else [read_tests(test, found[0].layout, skip)]
     say("\n".join(map(str, found)))
-    made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
+    kind = "vit" if clip is None else "clip"
+    made = network(vit if clip is None else clip, kind, size=size, argument=f"--{kind}")
     where = Path(mkdtemp() if cache is None else cache)
     shares = divisions.SHARE, 1  # of another folder without a split, all images are tests
     stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
@@ -304,7 +308,7 @@ def columns_of(
 def stored(found: data.Folder, share: float, made: Network, cache: Path, skip: bool) -> Store:
     """Decode the images of a folder once, and draw tests of a folder without a split."""
     cache.mkdir(parents=True, exist_ok=True)
-    pixels, found = decoded(found, cache, size=made.size, skip=skip)
+    pixels, found = decoded(found, cache, size=made.preparation.size[0], skip=skip)
     if not len(divisions.sides(found)[1]):
         cells = found.domains * len(found.class_names) + found.labels
         tested = divisions.held_out(cells, share, np.random.default_rng(0))
@@ -317,7 +321,7 @@ def identified(store: Store) -> list[object]:
     made, found = store.network, store.folder
     read = found.labels, found.domains, found.split == "test", found.split == "val"
     names = found.class_names, found.domain_names
-    prepared = made.identity, made.size, made.mean, made.std, made.interpolation
+    prepared = [*made.fingerprint.values()], [*vars(made.preparation).values()]
     return [stamp(found), *map(identity.stamp, read), names, prepared]
 
 

@@ -1,8 +1,10 @@
-"""Partition of a data set over clients: an index array for each client."""
+"""Folders of images, and the partition of labels over clients: an index array for each client."""
 
+from fedprompt.data.doubts import Doubt
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
+from fedprompt.data.readings import Reading, examine
 from fedprompt.data.shares import (
     allocate,
     class_shares,
@@ -19,7 +21,9 @@ from fedprompt.data.splits import (
 )
 
 __all__ = [
+    "Doubt",
     "Folder",
+    "Reading",
     "allocate",
     "base_new_split",
     "by_domain",
@@ -28,6 +32,7 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
+    "examine",
     "few_shot",
     "group_split",
     "iid",

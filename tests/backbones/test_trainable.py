@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from timm.models.deit import VisionTransformerDistilled
+from torchvision.models import VisionTransformer as TorchVit
 
 import fedprompt as fp
 import models
@@ -145,6 +147,35 @@ def test_other_parameters_must_stay_frozen():
         fp.encode_prompted(trunk, draw_images(model))
 
 
+HEADS = {
+    "timm": lambda: tiny_vit(num_classes=5),
+    "distilled": lambda: VisionTransformerDistilled(16, 8, embed_dim=12, num_heads=2, depth=2),
+    "torchvision": lambda: TorchVit(16, 8, 2, 2, 12, 24),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_classifier_stays_yours_to_train(name):
+    model, images = HEADS[name]().train(), torch.rand(2, 3, 16, 16)
+    found = model.heads if name == "torchvision" else model.get_classifier()
+    heads = list(found) if isinstance(found, tuple) else [found]
+    parameters = [parameter for head in heads for parameter in head.parameters()]
+    before = fp.fingerprint(fp.vit_trunk(model))
+    for given in (None, heads):  # passing it changes nothing but its place in `trainable`
+        trunk = fp.vit_trunk(model, trainable=given)
+        assert all(each.requires_grad for each in parameters)
+        assert all(head.training for head in heads)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        assert list(map(id, trained)) == list(map(id, parameters))
+        assert len(list(trunk.trainable.parameters())) == len(parameters) * (given is not None)
+    with torch.no_grad():
+        parameters[0].add_(1)
+    fp.encode_prompted(trunk, images.to(parameters[0]))
+    assert fp.fingerprint(trunk) == before
+    frozen = fp.vit_trunk(fp.freeze(model))
+    assert not any(each.requires_grad for each in frozen.model.parameters())
+
+
 def test_adapters_that_were_not_named_are_not_frozen_silently():
     model = with_lora()
     model.blocks[1].mlp.adapter_down = nn.Linear(DIM, 2)
@@ -157,34 +188,38 @@ def test_adapters_that_were_not_named_are_not_frozen_silently():
 # --- Copies
 
 
-@pytest.mark.parametrize("copied", [lambda client: client, lambda client: client.inside])
-def test_a_deep_copy_raises(copied):
-    _, trunk = make(left_trainable)
-    with raises(RuntimeError, "Clients that share a trunk take turns: load_values, train, collect"):
-        copy.deepcopy(copied(Client(trunk)))
-    with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
-        copy.copy(trunk.trainable)
-    frozen = Client(fp.vit_trunk(tiny_vit()))  # without trained parameters, copies share the trunk
-    assert copy.deepcopy(frozen).trunk is frozen.trunk
-
-
 @every_part
-def test_a_deep_copy_of_a_trunk_trains_by_itself(part):
+def test_a_deep_copy_trains_its_own_parameters_and_shares_the_frozen_ones(part):
     model, trunk = make(part)
-    own, images = copy.deepcopy(trunk), draw_images(model)
-    before = fp.encode_prompted(trunk, images).pooled
-    assert torch.equal(fp.encode_prompted(own, images).pooled, before)
-    with torch.no_grad():
-        for parameter in own.trainable.parameters():
-            parameter.add_(1)
-    assert torch.equal(fp.encode_prompted(trunk, images).pooled, before)
-    assert not torch.equal(fp.encode_prompted(own, images).pooled, before)
+    client = Client(trunk)
+    images, labels = draw_images(model), torch.tensor([0, 1])
+    before, first = fp.snapshot(client), client(images)
+    twin = copy.deepcopy(client)
+    assert torch.equal(twin(images), first)
+    for name, value in model.named_parameters():
+        places = [torch._C._data_address(p) for p in (twin.trunk.model.get_parameter(name), value)]
+        shared = places[0] == places[1]
+        assert shared == (name not in dict(trunk.trainable.named_parameters()))
+    step(twin, images, labels)
+    assert all(torch.equal(value, before[name]) for name, value in fp.snapshot(client).items())
+    assert torch.equal(client(images), first)
+    step(client, images, labels)
+    assert torch.equal(client(images), twin(images))  # both took the same step
+    assert not torch.equal(client(images), first)
+
+
+def test_a_deep_copy_without_trained_parameters_has_the_same_trunk():
+    _, trunk = make(left_trainable)
+    with raises(RuntimeError, "The trainable parameters of a trunk belong to its model"):
+        copy.copy(trunk.trainable)
+    frozen = Client(fp.vit_trunk(tiny_vit()))
+    assert copy.deepcopy(frozen).trunk is frozen.trunk
 
 
 def test_gradients_of_single_samples_are_refused():
     """They need a copy for each sample, and would miss the parameters inside the trunk."""
     _, trunk = make(left_trainable)
-    with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
+    with raises(RuntimeError, "The trainable parameters of a trunk belong to its model"):
         per_sample(Client(trunk), 2)
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import fedprompt as fp
 from fedprompt import compare, data, samples
+from fedprompt.backbones.pretrained import network
 from fedprompt.compare import divisions
-from fedprompt.compare.pretrained import network
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError, Machine
 from refusals import refused
@@ -44,7 +44,7 @@ def store(vit, tmp_path):
         (tmp_path / "x.png").touch()
         numbers, split = np.arange(count), ["test", "train", "train", "train"] * (count // 4)
         pixels = torch.arange(count, dtype=torch.uint8)[:, None, None, None]
-        pixels = pixels.expand(count, 3, made.size, made.size)
+        pixels = pixels.expand(count, 3, made.preparation.size[0], made.preparation.size[0])
         paths, of = (tmp_path / "x.png",) * count, numbers * len(domains) // count
         labels = numbers // 2 % len(classes)
         found = data.Folder(tmp_path, "x", paths, labels, of, np.array(split), classes, domains)
@@ -173,8 +173,11 @@ def test_problems_that_differ_in_one_argument_or_in_their_images_have_other_reco
     both = np.where(np.arange(24) == 1, "val", folder.split)
     stores.append(replace(usual, folder=replace(folder, split=both)))
     model = timm.create_model("test_vit", img_size=32, num_classes=0)
-    networks = {"model": model, "mean": (0.4,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear"}
-    stores += [replace(usual, network=replace(vit, **{n: v})) for n, v in networks.items()]
+    networks = {"mean": (0.4,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear"}
+    own = vit.preparation
+    others = [replace(vit, model=model)]
+    others += [replace(vit, preparation=replace(own, **{n: v})) for n, v in networks.items()]
+    stores += [replace(usual, network=other) for other in others]
     made = [problem(usual), problem(usual, usual), *(problem(usual, **each) for each in given)]
     found = [each.inputs("", Machine())["inputs"] for each in (*made, *map(problem, stores))]
     assert len({*map(str, found)}) == len(found) == 2 + 10 + 7 + 4
