@@ -24,8 +24,7 @@ def _copied(part: Any, given: set[int]) -> Any:
         if id(part) in given and part.is_contiguous() and not part.requires_grad:
             given.remove(id(part))  # another name of it gets a copy
             return part
-        plain = part.detach().as_subclass(Tensor)
-        return plain.clone(memory_format=torch.contiguous_format)
+        return part.detach().clone(memory_format=torch.contiguous_format)
     if part is None or isinstance(part, str | int | float):
         return part
     if isinstance(part, Mapping):
