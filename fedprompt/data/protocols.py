@@ -13,14 +13,13 @@ from torch import Tensor
 
 import fedprompt._conversions as convert
 import fedprompt._refusals as check
-from fedprompt import data, metrics
+from fedprompt.data.splits import base_new_split, few_shot, group_split, leave_one_out
 
 __all__ = [
     "Classes",
     "base_to_new",
     "class_tests",
     "few_shots",
-    "harmonic_means",
     "leave_one_domain_out",
     "newcomers",
     "own_tests",
@@ -75,7 +74,7 @@ def few_shots(
     """
     every = convert.integers("labels", labels)
     kept = np.arange(len(every)) if among is None else convert.integers("among", among)
-    chosen = kept[data.few_shot(every[kept], shots=shots, generator=generator)]
+    chosen = kept[few_shot(every[kept], shots=shots, generator=generator)]
     return np.sort(chosen)
 
 
@@ -85,7 +84,8 @@ def base_to_new(labels: Labels, class_names: Sequence[str]) -> tuple[Classes, Cl
     Base are the first half of the classes in the order of their labels, and the middle one. All
     clients train on base classes. The model is tested on base images among base classes, and on new
     images among new classes (``evaluate(..., class_names=new.names)``). Apply it to training and to
-    test labels. :func:`harmonic_means` is the figure.
+    test labels. The figure is the harmonic
+    mean H of the two mean accuracies.
 
     Args:
         labels: Class of each image. Some classes may have no image.
@@ -107,32 +107,9 @@ def base_to_new(labels: Labels, class_names: Sequence[str]) -> tuple[Classes, Cl
         Sec. 4.1.
     """
     check.texts("class_names", class_names)
-    sides = data.base_new_split(len(class_names))
+    sides = base_new_split(len(class_names))
     base, new = (_classes(labels, class_names, side) for side in sides)
     return base, new
-
-
-def harmonic_means(base: Sequence[float], new: Sequence[float]) -> tuple[float, list[float]]:
-    """Combine the accuracies of seeds on base and on new classes.
-
-    The figure of a table is the harmonic mean of the two means over seeds. It is not the mean of
-    the harmonic means of seeds, which is smaller or equal.
-
-    Args:
-        base: Accuracy on base classes, of each seed.
-        new: Accuracy on new classes, of each seed.
-
-    Returns:
-        The harmonic mean of the two means, and that of each seed.
-
-    Example:
-        >>> harmonic_means([0.75, 0.25], [0.25, 0.75])
-        (0.5, [0.375, 0.375])
-    """
-    if len(base) != len(new) or not base:
-        raise check.wrong("new", "have an accuracy for each seed of `base`", len(new))
-    seeds = [metrics.harmonic_mean(*pair) for pair in zip(base, new, strict=True)]
-    return metrics.harmonic_mean(float(np.mean(base)), float(np.mean(new))), seeds
 
 
 def leave_one_domain_out(
@@ -166,7 +143,7 @@ def leave_one_domain_out(
     if train is not None:
         trained = np.unique(convert.integers("train", train, below=len(names)))
     splits = {}
-    for target, (_, held) in data.leave_one_out(domains).items():
+    for target, (_, held) in leave_one_out(domains).items():
         parts = [trained[names[trained] == one] for one in np.unique(names) if one != target]
         splits[target] = [part for part in parts if len(part)], held
     return splits
@@ -215,7 +192,7 @@ def newcomers(
         ([0, 1, 3], [2, 4])
     """
     ids = convert.integers("clients", clients)
-    sides = data.group_split(ids, share=share, generator=generator)
+    sides = group_split(ids, share=share, generator=generator)
     kept, held = (ids[side].tolist() for side in sides)
     return kept, held
 

@@ -7,8 +7,9 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 import fedprompt._refusals as check
-from fedprompt import data
-from fedprompt.data import Folder
+from fedprompt.data.folders import Folder
+from fedprompt.data.partition import dirichlet, iid, pathological
+from fedprompt.data.shares import allocate, class_shares
 
 Indices = Int64[np.ndarray, " _"]
 KINDS: dict[str, tuple[Callable[[str], int | float], ...]] = {
@@ -68,13 +69,13 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
     try:
         numbers = [read(word) for read, word in zip(KINDS[kind], given, strict=True)]
     except (KeyError, ValueError) as error:
-        raise check.wrong("--clients", RULE, repr(clients)) from error
+        raise check.wrong("clients", RULE, repr(clients)) from error
     train, test = sides(folder)
     if kind in ("domains", "folders"):
         if folder.domain_names == ("",):
             source = folder.file or folder.root
             rule = f"divide by numbers, such as dirichlet:0.3:10, since {source} has no domains"
-            raise check.wrong("--clients", rule, repr(clients))
+            raise check.wrong("clients", rule, repr(clients))
         names = folder.domain_names
         domains = range(len(names))
         parts = [[side[folder.domains[side] == k] for k in domains] for side in (train, test)]
@@ -84,10 +85,10 @@ def divide(folder: Folder, clients: str, *, generator: np.random.Generator) -> D
             parts = _by_numbers(folder, kind, numbers, generator)
         except ValueError as error:
             rule = f"fit {len(train)} training images of {len(folder.class_names)} classes"
-            raise ValueError(f"`--clients {clients}` must {rule}: {error}") from error
+            raise ValueError(f"`clients` must {rule}; got {clients}: {error}") from error
     for name, part in zip(names, parts[0], strict=True):
-        check.some("--clients", len(part), f"give client {name} training images")
-    check.some("--clients", sum(map(len, parts[1])), "leave some client test images")
+        check.some("clients", len(part), f"give client {name} training images")
+    check.some("clients", sum(map(len, parts[1])), "leave some client test images")
     return Division(parts[0], parts[1], names)
 
 
@@ -119,12 +120,12 @@ def _by_numbers(
     train, test = sides(folder)
     labels, first, count = folder.labels[train], numbers[0], int(numbers[-1])
     if kind == "iid":
-        shards = data.iid(labels, count, generator=generator)
+        shards = iid(labels, count, generator=generator)
     elif kind == "dirichlet":
-        shards = data.dirichlet(labels, count, alpha=first, min_size=2, generator=generator)
+        shards = dirichlet(labels, count, alpha=first, min_size=2, generator=generator)
     else:
         classes = int(first)
-        shards = data.pathological(labels, count, classes_per_client=classes, generator=generator)
-    shares = data.class_shares(labels, shards, len(folder.class_names))
-    tests = data.allocate(folder.labels[test], shares, min_size=0, generator=generator)
+        shards = pathological(labels, count, classes_per_client=classes, generator=generator)
+    shares = class_shares(labels, shards, len(folder.class_names))
+    tests = allocate(folder.labels[test], shares, min_size=0, generator=generator)
     return [[train[shard] for shard in shards], [test[part] for part in tests]]
