@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shutil import rmtree
 from typing import Any, NamedTuple
@@ -271,8 +271,3 @@ def unpacked(found: Mapping[str, np.ndarray]) -> Bits:
         flat = np.unpackbits(bits[key], count=int(np.prod(shape))).astype(bool)
         bits[key] = flat.reshape(shape)
     return bits
-
-
-def seeds_of(records: Sequence[Record]) -> list[int]:
-    """Return the seeds of records."""
-    return [int(record["seed"]) for record in records]

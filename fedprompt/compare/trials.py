@@ -19,6 +19,13 @@ class CompareError(ValueError):
     """A mistake in a call or on the command line, or a file that is missing."""
 
 
+def line_of(error: object) -> str:
+    """Return the first two lines of an error or a text as one, without its full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text, kind = " ".join(lines[:2])[:300].rstrip("."), type(error).__name__
+    return f"{kind}: {text}" if text and isinstance(error, KeyError | SystemExit) else text or kind
+
+
 @dataclass(frozen=True)
 class Machine:
     """Where trials run.
