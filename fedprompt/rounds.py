@@ -21,7 +21,7 @@ from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces.method import check_takes_part, check_wrappers
+from fedprompt.interfaces.method import Clients, check_takes_part, check_wrappers, run_of
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
@@ -37,8 +37,8 @@ _ALL_STATES = "have the state of each client that has one"
 
 def run_rounds(
     method: Method,
-    data: Callable[[int, int], Any],
-    cohorts: Iterable[Iterable[int]],
+    data: Clients | Callable[[int, int], Any],
+    cohorts: Iterable[Iterable[int]] | None = None,
     *,
     start: Round | None = None,
     group: "distributed.ProcessGroup | None" = None,
@@ -58,9 +58,11 @@ def run_rounds(
 
     Args:
         method: Method.
-        data: Function (client, server_round) -> data of the client, such as ``federation.data``.
+        data: Federation, from which clients get the data of the method's setting. Or a function
+            (client, server_round) -> data of the client.
         cohorts: Ids of the clients of each round, from round 0 on. Cohorts up to `start` are read
-            and skipped.
+            and skipped. If None, those of the method's setting, drawn anew for each run. If it
+            names no clients, all clients of the federation take part.
         start: Round to continue from, for example of :func:`load_checkpoint`. With ranks, it has
             the states of this rank's clients, and may have those of all. If None, the run begins
             with the state of the method's server.
@@ -103,9 +105,8 @@ def run_rounds(
         0 2.0 {'1': {'count': 1}, '3': {'count': 1}}
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
-    check.iterable("cohorts", cohorts, "cohorts")
     nouns.method(method)
-    check.function("data", data)
+    data, cohorts = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
     engine = _Engine(method, data, group, iter(cohorts), {}, share)

@@ -347,7 +347,14 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
     pooled, patches = fp.image_tokens(network, images)
     tokens, shards = torch.cat([pooled[:, None], patches], 1).detach(), {0: torch.arange(3)}
     labels = torch.tensor([0, 1, 0])
-    about = {"rounds": 1, "steps": 1, "length": 3, "class_names": CLASSES, "scale": 20.0}
+    about = {
+        "rounds": 1,
+        "steps": 1,
+        "clients": [0],
+        "length": 3,
+        "class_names": CLASSES,
+        "scale": 20.0,
+    }
     trained = copy.deepcopy(network).requires_grad_()
     made = ClipSetting(tower=tower, clip=network, **about)
     accepted, refused = set(), []
@@ -355,10 +362,10 @@ def test_the_model_of_a_method_has_the_same_logits_in_a_folder_or_is_refused(cli
         if "CLIP" not in entry.families:
             continue
         inputs = images if entry.inputs == "images" else tokens
-        federation = Federation(made, inputs, labels, shards)
+        federation = Federation(inputs, labels, shards)
         options = {"num_contexts": 1} if name == "fedplot" else {}
-        method = entry.make(federation.setting, **options)
-        model = fp.Round(0, method.server.state, {}).model(method, federation.data(0, 0))
+        method = entry.make(made, **options)
+        model = fp.Round(0, method.server.state, {}).model(method, federation, 0)
         if not isinstance(model, nn.Module):
             continue
         trunk = trained if hasattr(model, "context") else fp.vit_trunk(network.visual)

@@ -12,8 +12,8 @@ app = ClientApp()
 def handle(message: Message, context: Context) -> Message:
     """Make the client app of the run's method, and run it."""
     method, federation, *_ = task.load(context.run_config)
-    options = {**task.wire(federation), "directory": task.folder(context.run_config, "clients")}
-    return flower.client_app(method, federation.data, **options)(message, context)
+    options = {**task.wire(method), "directory": task.folder(context.run_config, "clients")}
+    return flower.client_app(method, federation, **options)(message, context)
 
 
 app.train()(handle)

@@ -42,11 +42,12 @@ def _load(
     method = entry.make(setting)
     if method.form is None:
         raise ValueError(f"`method` must have a form, and {name} has none.")
+    method = method._replace(setting=method.setting or setting)
     draw = torch.Generator().manual_seed(0)
     count = clients + newcomers  # the last ones never train
     shards = fp.data.dirichlet(labels[100:], count, alpha=1.0, min_size=10, generator=draw)
     positions = dict(enumerate(map(torch.as_tensor, shards)))
-    federation = methods.Federation(setting, images[100:], labels[100:], positions)
+    federation = methods.Federation(images[100:], labels[100:], positions)
     return method, federation, test_images, test_labels
 
 
@@ -103,9 +104,9 @@ def _clip(entry: methods.Entry, common: dict[str, Any]) -> methods.ClipSetting:
     )
 
 
-def wire(federation: methods.Federation) -> dict[str, Any]:
+def wire(method: fp.Method) -> dict[str, Any]:
     """Return the largest size of a message in bytes, and the backbone of each client."""
-    setting = federation.setting
+    setting = method.setting
     clip = isinstance(setting, methods.ClipSetting)
 
     def fingerprint(client: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method, Weighted
-from fedprompt.interfaces.method import check_takes_part
+from fedprompt.interfaces.method import Clients, check_takes_part, run_of
 from fedprompt.wire import Expected, Header
 
 _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
@@ -25,7 +25,7 @@ _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
 
 def client_app(
     method: Method,
-    data: Callable[[int, int], Any],
+    data: Clients | Callable[[int, int], Any],
     *,
     max_bytes: int,
     fingerprint: Fingerprint = unchecked,
@@ -43,8 +43,9 @@ def client_app(
     Args:
         method: Method with a `form`. An answer must have the names, shapes and dtypes of the first
             answer to this client, ``method.server.answer(client, method.server.state)``.
-        data: Function (client, server_round) -> data of the client, as for :func:`run_rounds`. It
-            is called with the client of this node alone.
+        data: Federation of the client of this node, or a function (client, server_round) -> data of
+            the client, as for :func:`run_rounds`. It is called with this client alone. The setting
+            of the method names all clients, so that networks are given to them as at the server.
         max_bytes: Maximum size of an answer in bytes.
         fingerprint: Function from a client id to its :func:`~fedprompt.fingerprint`, the same as
             at the server. If it is not given, backbones are not compared.
@@ -68,7 +69,7 @@ def client_app(
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
     check_options(method, max_bytes, fingerprint)
-    check.function("data", data)
+    own_data, _ = run_of(method, data, (), alone=False)
 
     def handle(message: Envelope, context: Context) -> Envelope:
         client = _partition(context)
@@ -82,7 +83,7 @@ def client_app(
         if not later:
             memory = _begun(memory, message.content)
         state = copy.deepcopy(memory["after"])
-        own = data(client, server_round)
+        own = own_data(client, server_round)
         check_takes_part(own, client, server_round)
         with _casts.ended():
             payload, after = method.client(own, answer, state)

@@ -24,7 +24,8 @@ class ServerStrategy(Strategy):
 
     Args:
         method: Method with a `form`.
-        cohorts: Ids of the clients of each round, from round 0 on, as for :func:`run_rounds`.
+        cohorts: Ids of the clients of each round, from round 0 on, as for :func:`run_rounds`. If
+            None, those of the method's setting.
         start: Round to continue from, for example of :func:`load_checkpoint`. Cohorts up to it are
             read and skipped. If None, the run begins with the state of the method's server.
         max_bytes: Maximum size in bytes of a payload.
@@ -61,7 +62,7 @@ class ServerStrategy(Strategy):
     def __init__(
         self,
         method: Method,
-        cohorts: Iterable[Iterable[int]],
+        cohorts: Iterable[Iterable[int]] | None = None,
         *,
         max_bytes: int,
         start: Round | None = None,
@@ -73,6 +74,10 @@ class ServerStrategy(Strategy):
         ledger: Ledger | None = None,
     ) -> None:
         self._wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
+        if cohorts is None:
+            rule = "be given to a method without a setting, such as [[0, 1], [1, 2]]"
+            check.require(method.setting is not None, "cohorts", rule, "None")
+            cohorts = method.setting.cohorts()
         check.iterable("cohorts", cohorts, "cohorts")
         check.instance("start", start, Round | None, "be a Round or None")
         self.method = method

@@ -4,7 +4,8 @@ Every engine runs the same objects: one process, ranks, Flower.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import fedprompt._refusals as check
 from fedprompt._seals import Seal, check_seals
@@ -63,6 +64,18 @@ class Server(_ServerParts):
         return super().__new__(cls, state, answer, step, changes)
 
 
+@runtime_checkable
+class Clients(Protocol):
+    """Inputs of clients, such as a :class:`fedprompt.methods.Federation`."""
+
+    @property
+    def shards(self) -> Mapping[int, Any]:
+        """Positions of the inputs of each client, by client id."""
+
+    def data(self, setting: Any, client: int, server_round: int) -> Any:
+        """Return the data of a client in a round of a method with this setting."""
+
+
 class _MethodParts(NamedTuple):
     client: _Client
     server: Server
@@ -70,6 +83,7 @@ class _MethodParts(NamedTuple):
     exchanges: int
     form: _Form | None
     wrappers: tuple[str, ...]
+    setting: Any
 
 
 class Method(_MethodParts):
@@ -92,6 +106,9 @@ class Method(_MethodParts):
             ranks of one owner.
         wrappers: Names of the functions that wrapped the method, such as "coded", the first one
             first.
+        setting: Setting of the run, such as a :class:`fedprompt.methods.Setting`: the data of
+            clients and the cohorts follow from it. Functions with ``methods.register`` fill it. If
+            None, the data are yours.
     """
 
     __slots__ = ()
@@ -104,6 +121,7 @@ class Method(_MethodParts):
         exchanges: int = 1,
         form: _Form | None = None,
         wrappers: tuple[str, ...] = (),
+        setting: Any = None,
     ) -> "Method":
         """Make a method of functions."""
         check.function("client", client)
@@ -112,7 +130,7 @@ class Method(_MethodParts):
         check.count("exchanges", exchanges)
         check.optional(check.function, "form", form, DECODES)
         check.instance("wrappers", wrappers, tuple, "be a tuple of names")
-        return super().__new__(cls, client, server, predict, exchanges, form, wrappers)
+        return super().__new__(cls, client, server, predict, exchanges, form, wrappers, setting)
 
 
 class _Parts(NamedTuple):
@@ -166,18 +184,21 @@ class Round(_Parts):
         """Whether a client has a state, and the state is not here."""
         return str(client) in (self.stateful or ()) and not self.clients.get(str(client))
 
-    def model(self, method: Method, data: Any) -> Any:
+    def model(self, method: Method, data: Any, client: int | None = None) -> Any:
         """Return the model with which a client predicts after this round.
 
         Args:
             method: Method that made this round.
-            data: Data of the client, for example ``federation.data(client, now.server_round)``.
+            data: Federation. Without one, the data of the client.
+            client: Id of the client in the federation.
 
         Raises:
             ValueError: If the prediction reads the state of a client that is on another rank or
                 node, or the state is of a method with other wrappers, or if the prediction changes
                 an argument.
         """
+        if client is not None:
+            data = _federation(method, data).data(method.setting, client, self.server_round)
         own = self.clients.get(str(data.id), {})
         check_wrappers(method, data.id, own)
         state = _Missed(data.id) if self.missed(data.id) else own
@@ -202,6 +223,48 @@ class _Missed(Mapping[str, Any]):
         raise check.wrong("now.clients", rule, got)
 
     __getitem__ = __iter__ = __len__ = _refuse
+
+
+_SETTING = "have a setting, Method(..., setting=setting), to take the data of a federation"
+
+
+def _federation(method: Method, data: Any) -> Clients:
+    rule = "be a Federation, or a function (client, server_round) -> data"
+    check.instance("data", data, Clients, rule)
+    check.require(method.setting is not None, "method", _SETTING, "a method without a setting")
+    federation: Clients = data
+    return federation
+
+
+def run_of(
+    method: Method, data: Any, cohorts: Iterable[Iterable[int]] | None, *, alone: bool
+) -> tuple[Callable[[int, int], Any], Iterable[Iterable[int]]]:
+    """Return the data and the cohorts of a run.
+
+    Args:
+        method: Method.
+        data: Federation, or a function (client, server_round) -> data.
+        cohorts: Cohorts. If None, those of the method's setting.
+        alone: Whether all clients run in this process. Then a setting without clients has those of
+            the federation.
+    """
+    if callable(data):
+        rule = "be given with your own data, such as [[0, 1], [1, 2]]"
+        if cohorts is None:
+            raise check.wrong("cohorts", rule, "None")
+        check.iterable("cohorts", cohorts, "cohorts")
+        return data, cohorts
+    federation, setting = _federation(method, data), method.setting
+    if not setting.clients:
+        rule = "name the clients, such as range(100), because they are in several processes"
+        check.require(alone, "method.setting.clients", rule, "none")
+        setting = setting.completed(federation.shards)
+        rule = "name the clients, because networks are given to them in turn"
+        in_turn = setting.num_backbones == 1 or [*setting.clients] == [*range(len(setting.clients))]
+        check.require(in_turn, "method.setting.clients", rule, "none")
+    cohorts = setting.cohorts() if cohorts is None else cohorts
+    check.iterable("cohorts", cohorts, "cohorts")
+    return partial(federation.data, setting), cohorts
 
 
 def check_wrappers(method: Method, client: int | str, state: State) -> None:

@@ -63,8 +63,7 @@ def backdoored(
         ... )
         >>> method = backdoored(fedvpt_d(setting), malicious=[1], target=7)
         >>> shards = {0: torch.arange(20), 1: torch.arange(20, 40)}
-        >>> federation = Federation(setting, images, labels, shards)
-        >>> (now,) = fp.run_rounds(method, federation.data, setting.cohorts())
+        >>> (now,) = fp.run_rounds(method, Federation(images, labels, shards))
         >>> [round(now.clients["1"]["trigger"].abs().max().item() * 255, 1), now.clients["0"]]
         [2.0, {}]
 

@@ -44,7 +44,7 @@ class Audit(NamedTuple):
     forked: bool
 
 
-def check_messages(make: Callable[..., Method], federation: Federation) -> Audit:
+def check_messages(make: Callable[..., Method], setting: Setting, federation: Federation) -> Audit:
     """Check that a client reads nothing of other clients but what the server answers.
 
     All rounds run once. Then, for each client, a new method is made, and all calls are repeated
@@ -63,8 +63,8 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
 
     Args:
         make: Function (setting) -> method, such as ``methods.fedprox``.
-        federation: Data of all clients, with a tensor of inputs. Few rounds and small shards are
-            enough.
+        setting: Setting of the run. Few rounds are enough.
+        federation: Data of all clients, with a tensor of inputs. Small shards are enough.
 
     Returns:
         Number of repeated calls, and whether they ran in processes of their own.
@@ -82,20 +82,22 @@ def check_messages(make: Callable[..., Method], federation: Federation) -> Audit
         ...     rounds=1, steps=1, cohort_size=2,
         ... )
         >>> train = split.train_images, split.train_labels
-        >>> federation = methods.Federation(setting, *train, shards)
-        >>> methods.check_messages(methods.fedprox, federation).repeats
+        >>> federation = methods.Federation(*train, shards)
+        >>> methods.check_messages(methods.fedprox, setting, federation).repeats
         24
     """
     check.function("make", make)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
-    check.count("federation.setting.rounds", federation.setting.rounds)
-    _check_reach(make, federation)
-    device = torch.device(federation.setting.device).type
+    check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
+    check.count("setting.rounds", setting.rounds)
+    setting = setting.completed(federation.shards)
+    _check_reach(make, setting, federation)
+    device = torch.device(setting.device).type
     started: Any = torch.cuda.is_initialized
     forked = hasattr(os, "fork") and device == "cpu" and not started()
-    with _repeating(make, federation, forked) as repeated:
-        calls = _recorded(make, federation)
+    with _repeating(make, setting, federation, forked) as repeated:
+        calls = _recorded(make, setting, federation)
         for client in federation.shards:
             repeated(calls, client)
     return Audit(len(calls) * len(federation.shards), forked)
@@ -117,7 +119,7 @@ def _digest(result: Any) -> str:
     return hashlib.sha256(to_blob({"": result}, "tree")).hexdigest()
 
 
-def _recorded(make: Callable[..., Method], federation: Federation) -> list[_Call]:
+def _recorded(make: Callable[..., Method], setting: Setting, federation: Federation) -> list[_Call]:
     """Return the calls of all rounds, and of the predictions after the last one."""
     calls: list[_Call] = []
 
@@ -131,19 +133,19 @@ def _recorded(make: Callable[..., Method], federation: Federation) -> list[_Call
         return call
 
     with _stream() as draw:
-        method = make(replace(federation.setting))
+        method = make(replace(setting))
         nouns.method(method)
         client, server = method.client, method.server
         answer = watched("answer", draw(server.answer), "client {}")
         step = watched("step", draw(server.step), "round {}")
         train = watched("train", draw(client), _TURN)
         whole = method._replace(client=train, server=server._replace(answer=answer, step=step))
-        for now in run_rounds(whole, federation.data, federation.setting.cohorts()):
+        for now in run_rounds(whole._replace(setting=setting), federation):
             last: Round = now
         predict = watched("predict", draw(partial(_logits, method)), _TURN)
         for number in federation.shards:
             known = server.answer(number, last.server), last.clients.get(str(number), {})
-            predict(federation.data(number, last.server_round), *known)
+            predict(federation.data(setting, number, last.server_round), *known)
     return calls
 
 
@@ -178,11 +180,15 @@ def _logits(method: Method, data: Any, answer: Message, state: State) -> Tensor:
 
 @contextmanager
 def _repeating(
-    make: Callable[..., Method], federation: Federation, forked: bool
+    make: Callable[..., Method], setting: Setting, federation: Federation, forked: bool
 ) -> Iterator[Callable[[list[_Call], int], None]]:
     """Yield a function that repeats calls with the true data of one client."""
     if not forked:
-        yield lambda calls, client: _repeat(make, _with_noise(federation, client), calls, client)
+
+        def again(calls: list[_Call], client: int) -> None:
+            _repeat(make, *_with_noise(setting, federation, client), calls, client)
+
+        yield again
         return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a forked process has no other threads
@@ -190,7 +196,7 @@ def _repeating(
     process = _fork()
     if not process:
         here.close()
-        _serve(make, federation, there)  # it ends the process
+        _serve(make, setting, federation, there)  # it ends the process
     there.close()
 
     def repeated(calls: list[_Call], client: int) -> None:
@@ -216,7 +222,9 @@ def _fork() -> int:
         return os.fork()
 
 
-def _serve(make: Callable[..., Method], federation: Federation, pipe: Any) -> None:
+def _serve(
+    make: Callable[..., Method], setting: Setting, federation: Federation, pipe: Any
+) -> None:
     """Repeat calls on request, each time in a new process, until the pipe ends."""
     try:
         while True:
@@ -227,9 +235,9 @@ def _serve(make: Callable[..., Method], federation: Federation, pipe: Any) -> No
                 continue
             found: str | None = None
             try:
-                noisy = _with_noise(federation, client)
-                _overwrite(federation, client)
-                _repeat(make, noisy, calls, client)
+                noisy = _with_noise(setting, federation, client)
+                _overwrite(setting, federation, client)
+                _repeat(make, *noisy, calls, client)
             except Exception as error:
                 found = str(error).removeprefix(f"`make` must {_RULE}; got ").removesuffix(".")
             pipe.send_bytes(pickle.dumps(found))
@@ -239,19 +247,23 @@ def _serve(make: Callable[..., Method], federation: Federation, pipe: Any) -> No
 
 
 def _repeat(
-    make: Callable[..., Method], noisy: Federation, calls: Sequence[tuple[Any, ...]], client: int
+    make: Callable[..., Method],
+    setting: Setting,
+    noisy: Federation,
+    calls: Sequence[tuple[Any, ...]],
+    client: int,
 ) -> None:
     """Repeat all calls with noise in place of what the other clients have."""
     states: dict[int, Any] = {}
     with _stream() as draw:
-        method = make(noisy.setting)
-        server = make(replace(noisy.setting)).server  # shares no variable with the clients
+        method = make(setting)
+        server = make(replace(setting)).server  # shares no variable with the clients
         runs: dict[str, Any] = {"train": method.client, "predict": partial(_logits, method)}
         runs |= {"answer": server.answer, "step": server.step}
         for what, where, (first, *others), digest in calls:
             run = draw(runs[what])
             if what in ("train", "predict"):
-                first = noisy.data(*first)
+                first = noisy.data(setting, *first)
                 if first.id != client:  # it may leave something behind for `client` to read
                     mine = run(first, others[0], states.get(first.id, {}))
                     states[first.id] = mine[1] if what == "train" else others[1]
@@ -267,11 +279,13 @@ def _repeat(
                 raise check.wrong("make", _RULE, f"another result of {what!r} ({where}) {noise}")
 
 
-def _with_noise(federation: Federation, client: int) -> Federation:
+def _with_noise(
+    setting: Setting, federation: Federation, client: int
+) -> tuple[Setting, Federation]:
     """Keep the data of one client; the others get noise, random labels and one input more."""
     drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
-    public = federation.setting.public
-    setting = replace(federation.setting, public=None if public is None else public.clone())
+    public = setting.public
+    setting = replace(setting, public=None if public is None else public.clone())
     whole: Any = federation.inputs
     pairs: list[tuple[Tensor, Tensor]] = []
     for other, shard in federation.shards.items():
@@ -286,17 +300,17 @@ def _with_noise(federation: Federation, client: int) -> Federation:
     positions = torch.arange(len(labels), device="cpu")
     parts = torch.split(positions, [len(part) for _, part in pairs])
     shards = dict(zip(federation.shards, parts, strict=True))
-    return replace(federation, setting=setting, inputs=inputs, labels=labels, shards=shards)
+    return setting, replace(federation, inputs=inputs, labels=labels, shards=shards)
 
 
-def _overwrite(federation: Federation, client: int) -> None:
+def _overwrite(setting: Setting, federation: Federation, client: int) -> None:
     """Write noise over all that is not the client's, under whatever name a method reads it.
 
     Memory of a file, or memory that another process shares, is left as it is.
     """
     drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
     whole: Any = federation.inputs
-    classes = federation.setting.num_classes
+    classes = setting.num_classes
     noise = torch.rand(whole.shape, **drawn).to(whole)
     labels = torch.randint(classes, federation.labels.shape, **drawn).to(federation.labels)
     own = federation.shards[client]
@@ -323,11 +337,11 @@ def _is_private(tensor: Tensor) -> bool:
     return False
 
 
-def _check_reach(make: Callable[..., Method], federation: Federation) -> None:
+def _check_reach(make: Callable[..., Method], setting: Setting, federation: Federation) -> None:
     """Require that neither the setting nor the function of the method has the clients' data."""
     data: list[Any] = [federation.inputs, federation.labels, *federation.shards.values()]
     owned = {tensor.untyped_storage().data_ptr() for tensor in data}
-    for name, thing in _reached(make, federation.setting):
+    for name, thing in _reached(make, setting):
         array = isinstance(thing, np.ndarray)
         tensor = torch.from_numpy(thing) if array and thing.dtype.kind in "fiub" else thing
         holds = isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in owned

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,8 +147,7 @@ def evaluate(
     method: Method,
     federation: Federation,
     now: Round,
-    held_out: HeldOut | Inputs,
-    labels: Int[Tensor, "inputs"] | None = None,
+    held_out: HeldOut,
     *,
     class_names: Sequence[str] | None = None,
     clients: Iterable[int] | None = None,
@@ -159,23 +157,20 @@ def evaluate(
     steps: int = 0,
     learning_rate: float = 1e-2,
     group: "distributed.ProcessGroup | None" = None,
-    cells: Int[Tensor, "inputs"] | None = None,
-    mixes: Mapping[int, Real[Tensor, "cells"]] | None = None,
 ) -> Figures:
     """Measure the accuracy of the clients' predictions after a round.
 
     Args:
-        method: Method that made the round.
+        method: Method that made the round, with its setting.
         federation: Data of the clients. They are what `predict` may train on.
         now: Round after which clients predict.
         held_out: Test inputs. If they have neither `own` nor `mixes`, the result has no figure of
             own tests, and newcomers are not tested.
-        labels: As `cells` and `mixes`, an argument of earlier versions, which had the test inputs
-            in place of `held_out` and `mixes="classes"` by default. This call warns.
         class_names: Names of the classes of `held_out`, if these are others than in training. The
             clients of a :class:`ClipSetting` then predict them with what they learned, as in
             base-to-new experiments. If None, the classes of the setting.
-        clients: Ids of the clients to test. If None, all clients of the setting.
+        clients: Ids of the clients to test. If None, all clients of the setting; if it names none,
+            all clients of the federation.
         newcomers: Ids of clients that never trained, which are tested on their own tests alone. If
             None, all clients of the federation that are not in the setting.
         domains: Some of the clients by a name. The figures have the mean on their own tests under
@@ -186,8 +181,6 @@ def evaluate(
         group: Process group of :func:`fedprompt.run_rounds`. The ranks then divide the clients
             evenly, and all of them return the same figures. If more clients than that are at home
             on a rank, others test the rest, with their states. If None, this process tests all.
-        cells: See `labels`.
-        mixes: See `labels`.
 
     Returns:
         Accuracies in [0, 1] by name, and those of each client (``.clients``). The mean over clients
@@ -216,9 +209,9 @@ def evaluate(
         ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10, rounds=4,
         ...     steps=4,
         ... )
-        >>> federation = methods.Federation(setting, images, labels, shards)
+        >>> federation = methods.Federation(images, labels, shards)
         >>> method = methods.fedvpt_d(setting, learning_rate=0.05)
-        >>> *_, now = run_rounds(method, federation.data, setting.cohorts())
+        >>> *_, now = run_rounds(method, federation)
         >>> held_out = methods.HeldOut(test_images, test_labels, mixes="classes")
         >>> figures = methods.evaluate(method, federation, now, held_out)
         >>> print({name: figures[name] > 0.5 for name in ("full", "own", "worst", "received")})
@@ -233,13 +226,17 @@ def evaluate(
     check.flag("shared", shared)
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
-    held_out = _held_out(held_out, labels=labels, cells=cells, mixes=mixes)
+    check.instance("held_out", held_out, HeldOut, "be a HeldOut")
+    rule = "have a setting: Method(..., setting=setting)"
+    check.instance("method.setting", method.setting, Setting, rule)
+    setting: Setting = method.setting.completed(federation.shards)
+    method = method._replace(setting=setting)
+    of_names = None
     if class_names is not None:
         if isinstance(held_out.mixes, str):
             raise check.wrong("held_out.mixes", "count other classes", repr(held_out.mixes))
         check.require(not steps, "steps", "be 0 with `class_names`, which no client has", steps)
-        federation = _OtherClasses.of(method, federation, class_names)
-    setting = federation.setting
+        of_names = _of_classes(method, class_names)
     tested = _ids("clients", setting.clients if clients is None else clients, federation)
     others = [c for c in federation.shards if held_out.by_client and c not in setting.clients]
     new = _ids("newcomers", others if newcomers is None else newcomers, federation)
@@ -248,9 +245,11 @@ def evaluate(
     for name, given in {"newcomers": new, "domains": domains}.items():
         if given and not held_out.by_client:
             raise check.wrong("held_out", f"have `own` or `mixes` for `{name}`", "neither")
-    tests = _tests(federation, held_out, [*tested, *new])
+    tests = _tests(
+        of_names[0].setting if of_names else setting, federation, held_out, [*tested, *new]
+    )
     named = _checked_domains(domains or {}, tested)
-    run = _Run(method, federation, now, tests, group)
+    run = _Run(method, of_names, federation, now, tests, group)
     found, received = run.figures(tested, named, shared), run.newcomers(new, steps, learning_rate)
     return Figures(found | received, found.clients | received.clients)
 
@@ -266,79 +265,27 @@ class _NoInputs:
         raise check.wrong("class_names", rule, f"a prediction that reads `data.{name}`")
 
 
-@dataclass(frozen=True)
-class _OtherClasses(Federation):
-    """Federation whose clients predict other classes than they learned.
+def _of_classes(method: Method, class_names: Any) -> tuple[Method, Method]:
+    """Return a method that predicts other classes than it learned, and only a few of them.
 
-    Attributes:
-        predict: Prediction of the other classes.
-        few: The same prediction of two or three of them, as many as were not learned.
-        few_setting: Setting of these.
+    The second has two or three classes, as many as were not learned.
     """
+    check.texts("class_names", class_names)
+    learned: Any = method.predict
+    setting: Any = method.setting
+    rule, got = "be None for a setting without class names", check.kind(class_names)
+    check.require(isinstance(setting, ClipSetting), "class_names", rule, got)
+    rule = "be made by a function with `register` to predict other classes"
+    check.require(isinstance(learned, Prediction), "method", rule, check.kind(learned))
 
-    _: KW_ONLY
-    predict: Callable[..., Any]
-    few: Callable[..., Any]
-    few_setting: Setting
+    def renamed(names: Sequence[str], value: Any) -> Any:
+        return value.renamed(names) if isinstance(value, ClipSetting) else value
 
-    @classmethod
-    def of(cls, method: Method, federation: Federation, class_names: Any) -> "_OtherClasses":
-        check.texts("class_names", class_names)
-        learned: Any = method.predict
-        setting: Any = federation.setting
-        rule, got = "be None for a setting without class names", check.kind(class_names)
-        check.require(isinstance(setting, ClipSetting), "class_names", rule, got)
-        rule = "be made by a function with `register` to predict other classes"
-        check.require(isinstance(learned, Prediction), "method", rule, check.kind(learned))
+    def of(names: Sequence[str]) -> Method:
+        predict = learned.of(partial(renamed, names))
+        return method._replace(predict=predict, setting=setting.renamed(names))
 
-        def renamed(value: Any, names: Any) -> Any:
-            return value.renamed(names) if isinstance(value, ClipSetting) else value
-
-        def of(names: Sequence[str]) -> Callable[..., Any]:
-            return learned.of(partial(renamed, names=names))
-
-        few = [*islice(cycle(class_names), 2 + (setting.num_classes == 2))]
-        return cls(
-            setting.renamed(class_names),
-            federation.inputs,
-            federation.labels,
-            federation.shards,
-            predict=of(class_names),
-            few=of(few),
-            few_setting=setting.renamed(few),
-        )
-
-    def __post_init__(self) -> None:
-        """Labels are of the learned classes, so they are not checked."""
-
-    def data(self, client: int, server_round: int) -> Any:
-        """Return the data of a client, of which only the names of its classes can be read."""
-        return _NoInputs(self.setting, client, server_round)
-
-    def model(self, method: Method, now: Round, client: int, tests: "_Tests") -> Any:
-        """Return the model of a client, if what it learned predicts any number of classes."""
-        data = self.data(client, now.server_round)
-        now.model(method, data)
-        few = replace(tests, setting=self.few_setting, labels=tests.labels[:1])
-        try:
-            few.predicted(now.model(method._replace(predict=self.few), data))
-        except (RuntimeError, ValueError) as error:
-            rule = "be None for a method that learned something for each class"
-            raise check.wrong("class_names", rule, f"{error}".partition("\n")[0]) from error
-        return now.model(method._replace(predict=self.predict), data)
-
-
-def _held_out(held_out: HeldOut | Inputs, **earlier: Any) -> HeldOut:
-    """Return test inputs as they are, or make them from arguments of earlier versions."""
-    given = {name: value for name, value in earlier.items() if value is not None}
-    if isinstance(held_out, HeldOut):
-        for name in given:
-            raise check.wrong(name, "be given to HeldOut", "an argument of `evaluate`")
-        return held_out
-    check.typed("labels" in given, "held_out", "be a HeldOut", held_out)
-    text = "`held_out` must be a HeldOut since 0.3; this call has the mixes of classes by default."
-    warnings.warn(text, FutureWarning, stacklevel=3)
-    return HeldOut(held_out, **{"mixes": "classes"} | given)
+    return of(class_names), of([*islice(cycle(class_names), 2 + (setting.num_classes == 2))])
 
 
 def _check_new(clients: Sequence[int], now: Round) -> None:
@@ -448,9 +395,10 @@ class _Tests:
 
 @dataclass(frozen=True)
 class _Run:
-    """Predictions of clients after a round."""
+    """Predictions of clients after a round, of the learned classes, or of others."""
 
     method: Method
+    others: tuple[Method, Method] | None
     federation: Federation
     now: Round
     tests: _Tests
@@ -458,10 +406,26 @@ class _Run:
 
     def model(self, client: int) -> Any:
         """Return the model with which a client predicts."""
-        with torch.device(self.federation.setting.device):
-            if isinstance(self.federation, _OtherClasses):
-                return self.federation.model(self.method, self.now, client, self.tests)
-            return self.now.model(self.method, self.federation.data(client, self.now.server_round))
+        with torch.device(self.method.setting.device):
+            if self.others is None:
+                return self.now.model(self.method, self.federation, client)
+            return self._of_others(client, *self.others)
+
+    def _of_others(self, client: int, others: Method, few: Method) -> Any:
+        """Return the model of a client, if what it learned predicts any number of classes."""
+
+        def model(method: Method) -> Any:
+            data = _NoInputs(method.setting, client, self.now.server_round)
+            return self.now.model(method, data)
+
+        model(self.method)  # which may read training inputs
+        tests = replace(self.tests, setting=few.setting, labels=self.tests.labels[:1])
+        try:
+            tests.predicted(model(few))
+        except (RuntimeError, ValueError) as error:
+            rule = "be None for a method that learned something for each class"
+            raise check.wrong("class_names", rule, f"{error}".partition("\n")[0]) from error
+        return model(others)
 
     def figures(
         self, clients: Sequence[int], domains: Mapping[str, Sequence[int]], shared: bool
@@ -546,10 +510,9 @@ class _Run:
         """Train a model on batches of a newcomer; a plain function stays as it is."""
         if not (parameters := _trained(model)):
             return
-        setting = self.federation.setting
+        setting = self.method.setting
         optimizer = setting.make_optimizer(parameters, lr=learning_rate)  # without a schedule
-        longer = replace(setting, steps=steps)
-        data = replace(self.federation, setting=longer).data(client, 0)
+        data = self.federation.data(replace(setting, steps=steps), client, 0)
         for inputs, labels in data.batches(purpose="newcomer"):
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
@@ -600,12 +563,14 @@ def _checked_domains(
     return found
 
 
-def _tests(federation: Federation, held_out: HeldOut, clients: Sequence[int]) -> _Tests:
+def _tests(
+    setting: Setting, federation: Federation, held_out: HeldOut, clients: Sequence[int]
+) -> _Tests:
     """Compare test inputs with the classes and the clients of a federation."""
-    setting, labels, mixes = federation.setting, held_out.labels.cpu(), held_out.mixes
+    labels, mixes = held_out.labels.cpu(), held_out.mixes
     check.labels("held_out.labels", labels, setting.num_classes)
     if mixes == "classes":
-        mixes = {client: federation.data(client, 0).class_counts for client in clients}
+        mixes = {c: federation.data(setting, c, 0).class_counts for c in clients}
     tests = mixes if held_out.own is None else held_out.own
     missing = [client for client in clients if tests is not None and client not in tests]
     rule = "have tests of all clients that are tested"

@@ -55,7 +55,7 @@ def fedamp(
             take_step(optimizer, loss)
         return fp.collect(model, weight=1.0), fp.snapshot(model)
 
-    server = attentive_server(setting.clients, first, temperature)
+    server = attentive_server(setting.named_clients, first, temperature)
     return averaged(model, train, server=server)
 
 

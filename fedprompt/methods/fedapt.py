@@ -38,7 +38,7 @@ class _Adaptive(ClipModel):
         draw = setting.stream(0, purpose="keys and contexts")
         size = dict[str, Any](length=setting.length, num_classes=setting.num_classes)
         self.contexts = fp.ContextPrompts(self.tower.dim, **size, generator=draw)
-        count = len(setting.clients)
+        count = len(setting.named_clients)
         self.query = nn.Linear(setting.handwritten_text().shape[1], count, bias=False)
         shape = (count, setting.length, self.tower.dim)
         self.keys: Tensor
@@ -74,7 +74,7 @@ def fedapt(
     def train(data, answer, state):
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
-        number = list(setting.clients).index(data.id)
+        number = list(setting.named_clients).index(data.id)
         for tokens, labels in data.batches():
             logits = model.with_keys(tokens, model.keys[number, None])
             origin = torch.full_like(labels, number)

@@ -153,5 +153,5 @@ def fedkd(
         fp.load_values(mentee, {**whole, **_received(answer, first)})
         return mentee
 
-    server = _factored_server(first, map(str, setting.clients), energy)
+    server = _factored_server(first, map(str, setting.named_clients), energy)
     return fp.Method(train, server, predict, form=lambda client: server.state["update"])

@@ -25,7 +25,7 @@ from fedprompt.methods.steps import averaged, take_step
 @register("LG-FedAvg", **DIFFERENT_MODELS, search=LEARNING_RATE)
 def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """LG-FedAvg."""
-    head = setting.new_model(setting.clients[0]).head
+    head = setting.new_model(setting.named_clients[0]).head
 
     def train(data, answer, state):
         model = setting.shared_head(data, answer, state)

@@ -1,6 +1,6 @@
 """Models of the gallery, and the settings that make them from frozen transformers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
 from typing import Any, TypeVar, cast
@@ -126,7 +126,7 @@ class VitSetting(_OneTrunk):
 
     def trunk_of(self, client: int | None = None) -> Trunk:
         """Return the trunk of a client, or that of all clients."""
-        return self.trunk if client is None else self.trunks[client % len(self.trunks)]
+        return self.trunk if client is None else self.trunks[self.backbone_of(client)]
 
     def model_class(self, trunk: Trunk) -> type[PromptedModel]:
         """Return the class of models with this trunk."""
@@ -249,8 +249,7 @@ class ClipSetting(Setting):
 
     Attributes:
         tower: Text tower of a CLIP, which takes contexts.
-        class_names: Names of the classes. If empty, those of a federation: then make methods from
-            ``federation.setting``.
+        class_names: Names of the classes.
         num_classes: Number of classes. If 0, that of their names.
         clip: Frozen model of open_clip. If None, that of the tower.
         scale: Factor of the cosines in logits. If None, that of the model (``logit_scale``).
@@ -281,18 +280,18 @@ class ClipSetting(Setting):
             self.clip = self.tower.model
         if cast(Any, self.scale) is None:
             self.scale = _scale(self.clip)
-        if self.class_names:
-            self.names = self.tower.class_names(self.class_names)
+        self.names = self.tower.class_names(self.class_names)
 
     def _check_classes(self) -> None:
         check.instance("tower", self.tower, fp.TextTower, "be a TextTower")
         check.sequence("class_names", self.class_names, "names")
+        check.some("class_names", self.class_names, "name the classes")
         holds = isinstance(self.template, str) and "{}" in self.template
         rule = "be a sentence with {} in place of the name"
         check.require(holds, "template", rule, repr(self.template))
         count = self.num_classes = self.num_classes or len(self.class_names)
         given, rule = len(self.class_names), f"have a name for each of {count} classes"
-        check.require(given in (0, count), "class_names", rule, given)
+        check.require(given == count, "class_names", rule, given)
         self._check_attributes()
 
     def _check_attributes(self) -> None:
@@ -304,29 +303,11 @@ class ClipSetting(Setting):
         for label, texts in enumerate(self.attributes):
             check.texts(f"attributes[{label}]", texts)
 
-    def completed(self: _Clip, clients: Iterable[int], class_names: Sequence[str] = ()) -> _Clip:
-        """Return a setting of these clients and class names, if this one has none."""
-        if not class_names or class_names == self.class_names:
-            self._check_names()
-            return super().completed(clients)
-        if self.class_names:
-            raise check.wrong("class_names", "be those of the setting", check.kind(class_names))
-        return replace(self, class_names=class_names).completed(clients)
-
     def renamed(self: _Clip, class_names: Sequence[str]) -> _Clip:
         """Return the same setting of other classes, which have no attributes."""
         rule = "be those of the setting, whose `attributes` describe them"
         check.require(self.attributes is None, "class_names", rule, check.kind(class_names))
         return replace(self, class_names=class_names, num_classes=len(class_names))
-
-    def check_complete(self) -> None:
-        """Require that the clients and the class names are known."""
-        super().check_complete()
-        self._check_names()
-
-    def _check_names(self) -> None:
-        rule = "name the classes, in the setting or in the federation"
-        check.some("class_names", self.class_names, rule)
 
     def new_context(self) -> fp.ContextPrompts:
         """Make a context whose initial values depend on the seed alone."""

@@ -65,7 +65,7 @@ def pfedpg(
     model = setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
     fresh = fp.snapshot(model)
     basis = fresh["prompts.tokens"][0].cpu()
-    generator = setting.seeded(_Generator, setting.clients, basis)
+    generator = setting.seeded(_Generator, setting.named_clients, basis)
 
     def train(data, answer, state):
         fp.load_values(model, {**fresh, **state, **answer})

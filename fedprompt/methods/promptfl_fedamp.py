@@ -53,5 +53,5 @@ def promptfl_fedamp(
     def answer(client, state):
         return {name: entry.value for name, entry in server.answer(client, state).items()}
 
-    server = attentive_server(setting.clients, first, temperature)
+    server = attentive_server(setting.named_clients, first, temperature)
     return averaged(model, train, server=server._replace(answer=answer))

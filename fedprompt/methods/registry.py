@@ -135,6 +135,8 @@ def register(
 ) -> Callable[[_Make], _Make]:
     """Add a function to `METHODS`, which then checks its hyperparameters.
 
+    The setting of its methods is its first argument, if the function gives them no other one.
+
     A hyperparameter whose default is a number must be a number in the range of its name, such as
     "rank" or "server_rate" (`RANGES`), or of the last word of its name. A piece must be a function.
     If you run a cell of a notebook again, its function takes the place of the former one.
@@ -173,14 +175,14 @@ def register(
             for option, default in _hyperparameters(make).items():
                 if option in given:
                     _check(option, given[option], default)
-            for setting in (*arguments, *given.values()):
-                if isinstance(setting, Setting):
-                    setting.check_complete()
             for piece in _pieces(make) & given.keys():
                 check.optional(check.function, piece, given[piece])
             made = make(*arguments, **given)
             check.instance(name, made, Method, "return a Method")
-            return made._replace(predict=Prediction(made.predict, checked, arguments, given))
+            settings = (one for one in (*arguments, *given.values()) if isinstance(one, Setting))
+            setting = next(settings, None) if made.setting is None else made.setting
+            predict = Prediction(made.predict, checked, arguments, given)
+            return made._replace(predict=predict, setting=setting)
 
         new = name not in METHODS or _runs_again(make, METHODS[name].make)
         check.require(new, "name", "be new among the methods", repr(name))

@@ -44,6 +44,7 @@ def _control_changes(moved: Payload, c: Mapping[str, Tensor], length: float) -> 
 def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """SCAFFOLD."""
     model = setting.new_model()
+    count = len(setting.named_clients)
     first = fp.snapshot(model)
     zeros = {name: torch.zeros_like(value) for name, value in first.items()}
 
@@ -70,7 +71,7 @@ def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
 
     def step(server_round, payloads, state):
         mean = {name: entry.value for name, entry in fp.weighted_mean(payloads.values()).items()}
-        share = len(payloads) / len(setting.clients)
+        share = len(payloads) / count
         x = {name: value + mean[name] for name, value in state["x"].items()}
         c = {name: value + share * mean[f"control.{name}"] for name, value in state["c"].items()}
         return {"x": x, "c": c}

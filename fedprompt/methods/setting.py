@@ -1,16 +1,19 @@
 """Settings and federations: what every method of the gallery shares, and the data of each client.
 
 A :class:`Setting` has the models, the classes and the budget, and no client's inputs. A
-:class:`Federation` has the inputs of some clients, and makes the :class:`ClientData` of each::
+:class:`Federation` has the inputs of some clients, and nothing else. A method has the setting that
+it was made from, so a run has one setting::
 
     method = methods.fedprox(setting)
-    for now in fp.run_rounds(method, federation.data, setting.cohorts()):
-        model = now.model(method, federation.data(3, now.server_round))
+    for now in fp.run_rounds(method, federation):
+        model = now.model(method, federation, client=3)
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -23,18 +26,8 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._renamed import moved
 
 __all__ = ["Batch", "ClientData", "Federation", "Inputs", "Setting", "check_inputs", "owned"]
-
-__getattr__ = moved(
-    __name__,
-    fedamp="attention attentive_server",
-    fedmaple="LayeredClip",
-    fedproto="NearestPrototype",
-    models="ClipModel ClipSetting PromptedClassifier PromptedModel Tune VitSetting tuned_trunk",
-    steps="adam_steps averaged broadcast fedavg_client known_rows prototypes take_step",
-)
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Given = TypeVar("_Given", bound="Setting")
@@ -62,7 +55,8 @@ class Setting:
         rounds: Number of rounds.
         num_classes: Number of classes.
         clients: Ids of the clients that take part. The others never train. If empty, all clients
-            of a federation take part: then make methods from ``federation.setting``.
+            of a federation take part, in one process. On ranks and nodes, and for methods that
+            count their clients, name them.
         steps: Number of batches of a client in a round. If None, a round is an epoch of each
             client, whose last batch may be smaller. Clients with more inputs then take more steps.
         cohort_size: Number of clients in a round. If None, all clients.
@@ -109,7 +103,9 @@ class Setting:
         self._check_classes()
         if cast(Any, self.public) is None:
             self.public = torch.empty(0)
-        check.sequence("clients", self.clients, "ids, such as range(100)")
+        check.iterable("clients", self.clients, "ids, such as range(100)")
+        if not isinstance(self.clients, Sequence):
+            self.clients = [*self.clients]
         if len({*self.clients}) < len(self.clients):
             raise check.wrong("clients", "have each id once", check.kind(self.clients))
         check.optional(check.function, "schedule", self.schedule)
@@ -124,32 +120,26 @@ class Setting:
     def _check_classes(self) -> None:
         check.count("num_classes", self.num_classes)
 
-    def completed(self: _Given, clients: Iterable[int], class_names: Sequence[str] = ()) -> _Given:
-        """Return a setting of these clients, or this one if it names its own.
-
-        Args:
-            clients: Ids of the clients of a federation.
-            class_names: Names of the classes, for a setting that needs names.
-        """
-        rule, got = "be empty for a setting without names", check.kind(class_names)
-        check.require(not class_names, "class_names", rule, got)
+    def completed(self: _Given, clients: Iterable[int]) -> _Given:
+        """Return a setting of these clients of a federation, or this one if it names its own."""
         return self if self.clients else replace(self, clients=sorted(clients))
 
-    def check_complete(self) -> None:
-        """Require that the clients are known, and the classes."""
-        rule = "name the clients, as `setting` of a Federation does"
-        check.require(self.clients, "setting", rule, "a setting without clients")
+    @property
+    def named_clients(self) -> Sequence[int]:
+        """Ids of the clients, for methods that need them when they are made."""
+        check.some("setting.clients", self.clients, "name the clients, such as range(100)")
+        return self.clients
 
     def cohort(self, server_round: int) -> list[int]:
         """Draw the clients of a round."""
-        self.check_complete()
+        clients = self.named_clients
         draw = fp.stream_generator(self.seed, server_round=server_round, purpose="cohort")
-        size = len(self.clients) if self.cohort_size is None else self.cohort_size
-        return fp.sample_clients(self.clients, size=size, generator=draw)
+        size = len(clients) if self.cohort_size is None else self.cohort_size
+        return fp.sample_clients(clients, size=size, generator=draw)
 
-    def cohorts(self) -> Iterator[list[int]]:
-        """Draw the clients of all rounds, one round after the other."""
-        return map(self.cohort, range(self.rounds))
+    def cohorts(self) -> list[list[int]]:
+        """Draw the clients of all rounds."""
+        return [self.cohort(server_round) for server_round in range(self.rounds)]
 
     def generator(
         self, server_round: int, client: int | None = None, *, purpose: str
@@ -209,6 +199,16 @@ class Setting:
         """Number of backbones, which clients have in turn."""
         return 1
 
+    def backbone_of(self, client: int) -> int:
+        """Return the number of the backbone of a client, by its place in `clients`.
+
+        A client that `clients` does not name has its id as place.
+        """
+        if self.num_backbones == 1:
+            return 0
+        place = self.clients.index(client) if client in self.clients else client
+        return place % self.num_backbones
+
     def shared_head(self, data: "ClientData", head: Any, state: fp.interfaces.State) -> Any:
         """Predict with the model that a client keeps in its state, and with this head."""
         model = self.model(data.id, state)
@@ -234,7 +234,7 @@ class Setting:
             values: Values by parameter name, and by buffer name. All others get their initial
                 values.
         """
-        kind = client % self.num_backbones
+        kind = self.backbone_of(client)
         if kind not in self._models:
             model = self.new_model(client)
             self._models[kind] = model, fp.snapshot(model, buffers=True)
@@ -379,61 +379,57 @@ class ClientData:
 class Federation:
     """Training inputs of clients. A node of one client has a federation of its inputs alone.
 
+    Clients, class names and the budget belong to the :class:`Setting` of a method.
+
     Args:
-        setting: Setting of the run.
         inputs: Training images of these clients, or the tokens of a frozen network for them: a
             tensor, or another object whose ``inputs[positions]`` is a batch.
         labels: Their classes.
         shards: Positions of the inputs of each client, by client id; tensors or NumPy arrays, as of
             :func:`fedprompt.data.dirichlet`.
-        class_names: Names of the classes, for a :class:`ClipSetting` that has none.
-
-    Attributes:
-        setting: The setting of these clients and class names, if the given one does not name its
-            own. Methods are made from it.
 
     Raises:
-        ValueError: If labels or positions are out of range, a client has no input, or both this
-            and the setting have class names.
+        ValueError: If labels or positions are out of range, or a client has no input.
 
     Example:
-        >>> from fedprompt import samples, vit_trunk
+        >>> from fedprompt import samples
         >>> from fedprompt.data import dirichlet
-        >>> from fedprompt.methods import VitSetting
         >>> images, labels, *_ = samples.digits()
         >>> shards = dirichlet(labels, 4, alpha=0.5, generator=torch.Generator().manual_seed(0))
-        >>> setting = VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=5)
-        >>> federation = Federation(setting, images, labels, dict(enumerate(shards)))
-        >>> federation.data(3, server_round=0).num_examples == len(shards[3])
+        >>> federation = Federation(images, labels, dict(enumerate(shards)))
+        >>> setting = Setting(num_classes=10, rounds=5)
+        >>> federation.data(setting, 3, server_round=0).num_examples == len(shards[3])
         True
-        >>> federation.setting.clients
-        [0, 1, 2, 3]
     """
 
-    setting: Setting
     inputs: Inputs
     labels: Int[Tensor, "inputs"]
     shards: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]]
-    class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check.instance("setting", self.setting, Setting, "be a Setting, such as VitSetting")
         check_inputs("inputs", self.inputs)
         size = len(self.inputs)
         check.instance("shards", self.shards, Mapping, "map ids of clients to positions")
         shards = {c: owned("shards", c, shard, size) for c, shard in self.shards.items()}
         object.__setattr__(self, "shards", shards)
-        object.__setattr__(self, "setting", self.setting.completed(shards, self.class_names))
-        check.labels("labels", self.labels, self.setting.num_classes, size=size, of="inputs")
+        check.labels("labels", self.labels, sys.maxsize, size=size, of="inputs")
 
-    def data(self, client: int, server_round: int) -> ClientData:
-        """Return the data of a client in a round."""
+    @cached_property
+    def _num_classes(self) -> int:
+        return int(self.labels.max()) + 1 if len(self.labels) else 0
+
+    def data(self, setting: Setting, client: int, server_round: int) -> ClientData:
+        """Return the data of a client in a round of a method with this setting."""
+        check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
+        known, classes = setting.num_classes, self._num_classes
+        rule = f"be at least {classes}, because of the labels of the federation"
+        check.require(known >= classes, "setting.num_classes", rule, known)
         shard = self.shards[client]
         return ClientData(
-            self.setting,
+            setting,
             client,
             server_round,
-            self.labels[shard].to(self.setting.device, torch.int64),
+            self.labels[shard].to(setting.device, torch.int64),
             lambda chosen: self.inputs[shard[chosen]],
         )
 

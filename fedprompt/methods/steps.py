@@ -69,7 +69,7 @@ def fedavg_client(
         >>> model = nn.Linear(3, 2)
         >>> setting = Setting(num_classes=2, rounds=1, batch_size=2)
         >>> inputs, labels = torch.eye(3), torch.tensor([0, 1, 1])
-        >>> data = Federation(setting, inputs, labels, {0: torch.arange(3)}).data(0, 0)
+        >>> data = Federation(inputs, labels, {0: torch.arange(3)}).data(setting, 0, 0)
         >>> payload, _ = fedavg_client(model, learning_rate=0.1)(data, fp.snapshot(model), {})
         >>> payload["bias"].weight
         tensor(3.)

@@ -51,7 +51,7 @@ def fedprompt(rounds: int, out: Path) -> None:
         dist.init_process_group("gloo")
     method, federation, *_ = task.load(configuration(rounds, out))
     group = dist.group.WORLD if dist.is_initialized() else None
-    *_, now = fp.run_rounds(method, federation.data, federation.setting.cohorts(), group=group)
+    *_, now = fp.run_rounds(method, federation, group=group)
     if group is None or dist.get_rank() == 0:
         fp.save_checkpoint(now._replace(clients={}), out)
 

@@ -40,12 +40,10 @@ def test_memory_does_not_grow_with_the_images_of_a_client(meter, name, monkeypat
             trunk=fp.vit_trunk(model), num_prompts=3, clients=[0], num_classes=10, rounds=1,
             steps=1, batch_size=2,
         )  # fmt: skip
-        data = methods.Federation(
-            setting, Drawn(count), torch.arange(count) % 10, {0: range(count)}
-        )
+        data = methods.Federation(Drawn(count), torch.arange(count) % 10, {0: range(count)})
         method = METHODS[name].make(setting)
-        *_, now = fp.run_rounds(method, data.data, setting.cohorts())
-        now.model(method, data.data(0, 1))
+        *_, now = fp.run_rounds(method, data)
+        now.model(method, data, 0)
 
     few, many = meter.size(200, brief=4), meter.size(2000, brief=8)
     peak = meter.peak_bytes(few=partial(turn, few), many=partial(turn, many))

@@ -50,7 +50,7 @@ def run(config):
     grid = InProcessGrid(Configured(config), range(2))
     server_app.main(grid, SimpleNamespace(run_config=config, run_id=7))
     method, federation, *_ = task.load(config)
-    *_, now = fp.run_rounds(method, federation.data, federation.setting.cohorts())
+    *_, now = fp.run_rounds(method, federation)
     return now
 
 

@@ -25,7 +25,7 @@ def check(folder: Path, names: list[str], *, simulation: bool) -> None:
                 said = run(APP, f'method="{name}" out="{out}" {counts}')
                 assert f"{name}: a new client classifies" in said, said
             method, federation, *_ = task.load(CONFIG | {"method": name})
-            *_, expected = fp.run_rounds(method, federation.data, federation.setting.cohorts())
+            *_, expected = fp.run_rounds(method, federation)
             found = fp.load_checkpoint(out / "server")
             assert_equal(tuple(found), tuple(expected._replace(clients={})))
 

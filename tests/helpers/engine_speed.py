@@ -32,15 +32,17 @@ def federation(clients: int, cohort: int, rounds: int, steps: int) -> methods.Fe
         seed=SEED,
     )
     shards = dict(enumerate(torch.arange(len(split.train_labels)).chunk(clients)))
-    return methods.Federation(setting, split.train_images, split.train_labels, shards)
+    return setting, methods.Federation(split.train_images, split.train_labels, shards)
 
 
-def timed(made: methods.Federation, share: bool = False) -> tuple[float, fp.Round]:
+def timed(
+    made: tuple[methods.Setting, methods.Federation], share: bool = False
+) -> tuple[float, fp.Round]:
     """Run FedAvg of prompts and head, and return the seconds of all rounds but the first."""
     group = dist.group.WORLD if dist.is_initialized() else None
-    method = methods.fedvpt_d(made.setting, learning_rate=0.01)
-    cohorts = made.setting.cohorts()
-    rounds = fp.run_rounds(method, made.data, cohorts, group=group, share=share)
+    setting, federation = made
+    method = methods.fedvpt_d(setting, learning_rate=0.01)
+    rounds = fp.run_rounds(method, federation, group=group, share=share)
     next(rounds)  # it warms up
     began = time.perf_counter()
     *_, now = rounds

@@ -73,7 +73,7 @@ def run(
         parts = federation.inputs, federation.labels
         tests = HeldOut(*parts, mixes="classes")
         tested = {"clients": [0, 2], "newcomers": (), "group": group}  # client 2 is a guest
-        whole = Federation(federation, *parts, federation.shards)
+        whole = Federation(*parts, federation.shards)
         return evaluate(method, whole, now, tests, **tested).clients
 
     return Outcome(now, logits, figures)

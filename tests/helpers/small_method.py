@@ -155,7 +155,8 @@ def trained_newcomer(rank: int) -> dict[str, float]:
     """Test a client that trained on rank 1 as a newcomer."""
     made = vit_federation()
     now = fp.Round(0, {"values": {}}, {"1": {}} if rank == 1 else {})
-    parts = method(), Federation(made, made.inputs, made.labels, made.shards), now
+    federation = Federation(made.inputs, made.labels, made.shards)
+    parts = method()._replace(setting=made), federation, now
     tests = HeldOut(made.inputs[:2], made.labels[:2], mixes="classes")
     return evaluate(*parts, tests, clients=[], newcomers=[1], group=dist.group.WORLD)
 

@@ -38,7 +38,7 @@ class Federation(Setting):
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client, with the batches of this federation."""
-        made = Data(self, self.inputs, self.labels, self.shards).data(client, server_round)
+        made = Data(self.inputs, self.labels, self.shards).data(self, client, server_round)
         return TinyData(**vars(made))
 
     def batches(self, client: int, server_round: int, *, purpose: str = "batches") -> Any:

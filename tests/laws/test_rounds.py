@@ -16,6 +16,7 @@ import fedprompt as fp
 import small_method
 import two_processes
 from fedprompt.codecs import float16, int8, top_k
+from fedprompt.methods import Federation, Setting
 from fedprompt.wire import Header, encode_payload
 from fedprompt.wire.gather import ranks_of
 from refusals import refused
@@ -460,10 +461,15 @@ def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
     assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
 
 
+FEDERATION = Federation(torch.ones(4, 2), torch.arange(4), {0: range(3), 3: [3]})
 SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
-next(fp.run_rounds(method(), 3, COHORTS)) -> TypeError: `data` must be a function; got 3
+next(fp.run_rounds(method(), 3, COHORTS)) -> TypeError: `data` must be a Federation, or a function
+next(fp.run_rounds(method(), Data)) -> ValueError: `cohorts` must be given with your own data
+next(fp.run_rounds(method(), FEDERATION)) -> ValueError: `method` must have a setting, Method(..., s
+fp.Round(0, {}, {}).model(method(), FEDERATION, 0) -> ValueError: `method` must have a setting
+fp.Round(0, {}, {}).model(method(), Data, 0) -> TypeError: `data` must be a Federation, or a func
 next(fp.run_rounds(method(), Data, 3)) -> TypeError: `cohorts` must be an iterable of cohorts; got 3
 next(fp.run_rounds(method(), Data, COHORTS, share=1)) -> TypeError: `share` must be True or False
 next(fp.run_rounds(method(), Data, [], start=fp.Round(0, {}, 3))) -> TypeError: `start.clients` must
@@ -476,6 +482,27 @@ fp.rounds.optimizer_state(3) -> TypeError: `optimizer` must be an optimizer of t
 fp.rounds.load_optimizer(3, {}) -> TypeError: `optimizer` must be an optimizer of torch.optim; got 3
 fp.rounds.load_optimizer(SGD, 3) -> TypeError: `state` must be a state of `optimizer_state`; got 3
 """)
+
+
+def test_a_federation_follows_the_setting_of_the_method():
+    """Clients and cohorts are those of the setting; without clients, all of the federation."""
+    seen = []
+
+    def train(data, answer, state):
+        seen.append((data.id, data.server_round, len(list(data.batches()))))
+        return {}, state
+
+    def run(cohorts=None, **changes):
+        seen.clear()
+        setting = Setting(**{"num_classes": 4, "rounds": 2, "steps": 2, "clients": [3]} | changes)
+        made = fp.Method(train, fp.averaging_server({}), max, setting=setting)
+        list(fp.run_rounds(made, FEDERATION, cohorts))
+        return list(seen)
+
+    assert run() == [(3, 0, 2), (3, 1, 2)]
+    assert run(clients=iter([0]), steps=5, rounds=1) == [(0, 0, 5)]
+    assert run(clients=(), rounds=1) == [(0, 0, 2), (3, 0, 2)]
+    assert run([[0], [3]], clients=(), steps=1) == [(0, 0, 1), (3, 1, 1)]
 
 
 @pytest.mark.bad_input

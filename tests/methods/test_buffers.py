@@ -44,43 +44,41 @@ class NetworkSetting(Setting):
         return 2
 
     def new_model(self, client=0):
-        return self.seeded(Network, (5, 7)[client % 2])
+        return self.seeded(Network, (5, 7)[self.backbone_of(client)])
 
 
-def federation() -> Federation:
+def federation() -> tuple[NetworkSetting, Federation]:
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(60, 3, 2, 2, generator=draw)
     budget = {"rounds": 2, "steps": 2, "cohort_size": 3, "batch_size": 6, "seed": 0}
     public = torch.randn(8, 3, 2, 2, generator=draw)
     setting = NetworkSetting(clients=range(4), num_classes=3, public=public, **budget)
     shards = {client: torch.arange(15) + 15 * client for client in range(4)}
-    return Federation(setting, images, torch.randint(3, (60,), generator=draw), shards)
+    return setting, Federation(images, torch.randint(3, (60,), generator=draw), shards)
 
 
 def test_no_statistics_cross_between_clients_with_one_network():
-    made = federation()
-    setting = replace(made.setting, steps=1, rounds=1, cohort_size=2, clients=[0, 2])
-    shards = {client: made.shards[client] for client in setting.clients}  # with one network
-    tried = replace(made, setting=setting, shards=shards)
-    check_messages(together(WITHOUT_TRUNK, newcomers=True), tried)
+    setting, made = federation()
+    setting = replace(setting, steps=1, rounds=1, cohort_size=4)
+    check_messages(together(WITHOUT_TRUNK, newcomers=True), setting, made)
 
 
 @pytest.mark.parametrize("make", [METHODS["local"].make, alone.longer])
 def test_statistics_of_a_client_are_those_of_its_own_batches(make):
-    made = federation()
-    method = make(made.setting)
-    *_, now = fp.run_rounds(method, made.data, [[0], [2]])
-    model, expected = now.model(method, made.data(0, 2)), made.setting.new_model(0)
-    assert model.network[2].num_batches_tracked == made.setting.steps
-    assert torch.equal(now.model(method, made.data(1, 2)).network[2].running_mean, torch.zeros(7))
+    setting, made = federation()
+    method = make(setting)
+    *_, now = fp.run_rounds(method, made, [[0], [2]])
+    model, expected = now.model(method, made, 0), setting.new_model(0)
+    assert model.network[2].num_batches_tracked == setting.steps
+    assert torch.equal(now.model(method, made, 1).network[2].running_mean, torch.zeros(7))
     assert torch.equal(expected.network[2].running_mean, torch.zeros(5))
 
 
 @pytest.mark.parametrize("name", WITHOUT_TRUNK)
 def test_a_new_process_predicts_with_the_statistics_of_the_client(name):
-    made, fresh = federation(), federation()
-    *_, now = fp.run_rounds(METHODS[name].make(made.setting), made.data, [[0, 1], [0, 1]])
-    model = now.model(METHODS[name].make(fresh.setting), fresh.data(0, 2))
+    (setting, made), (fresh, same) = federation(), federation()
+    *_, now = fp.run_rounds(METHODS[name].make(setting), made, [[0, 1], [0, 1]])
+    model = now.model(METHODS[name].make(fresh), same, 0)
     found = [each for each in model.modules() if isinstance(each, nn.BatchNorm1d)]
     assert found
     assert all(each.num_batches_tracked > 0 and each.running_mean.any() for each in found)
@@ -105,9 +103,8 @@ def test_statistics_that_training_changes_are_sent_or_warned_of_once(load):
 
 
 def test_two_iterators_of_batches_take_turns_under_autocast():
-    made = federation()
-    made.setting.autocast = torch.bfloat16
-    data = made.data(0, 0)
+    setting, made = federation()
+    data = made.data(replace(setting, autocast=torch.bfloat16), 0, 0)
     assert [
         torch.is_autocast_enabled("cpu")
         for _ in zip(data.batches(), data.at(1).batches(), strict=True)
@@ -116,8 +113,8 @@ def test_two_iterators_of_batches_take_turns_under_autocast():
 
 
 def test_a_client_that_keeps_its_iterator_leaves_autocast():
-    made, kept, seen = federation(), [], []
-    made.setting.autocast = torch.bfloat16
+    (setting, made), kept, seen = federation(), [], []
+    setting = replace(setting, autocast=torch.bfloat16)
 
     def train(data, answer, state):
         seen.append(torch.is_autocast_enabled("cpu"))
@@ -127,23 +124,24 @@ def test_a_client_that_keeps_its_iterator_leaves_autocast():
         assert not torch.is_autocast_cache_enabled()  # it would keep the weights before a step
         return {}, state
 
-    method = fp.Method(train, fp.averaging_server({}), lambda *all: None)
-    for _ in fp.run_rounds(method, made.data, [[0, 1], [0]]):
+    method = fp.Method(train, fp.averaging_server({}), lambda *all: None, setting=setting)
+    for _ in fp.run_rounds(method, made, [[0, 1], [0]]):
         assert not torch.is_autocast_enabled("cpu")
-    with made.data(0, 0).autocast():  # the end of an earlier client's iterator changes nothing
+    with made.data(
+        setting, 0, 0
+    ).autocast():  # the end of an earlier client's iterator changes nothing
         kept.clear()
         assert torch.is_autocast_enabled("cpu")
     assert seen == [False, True] * 3
 
 
 def test_a_client_outside_of_the_setting_does_not_train_and_predicts():
-    made = federation()
-    made.setting.clients = range(2)
-    method = METHODS["local"].make(made.setting)
-    *_, now = fp.run_rounds(method, made.data, [[0]])
-    now.model(method, made.data(3, 0))
+    setting, made = federation()
+    method = METHODS["local"].make(replace(setting, clients=range(2)))
+    *_, now = fp.run_rounds(method, made, [[0]])
+    now.model(method, made, 3)
     with pytest.raises(ValueError, match=r"`cohorts` must have clients of `setting\.clients`"):
-        list(fp.run_rounds(method, made.data, [[3]]))
+        list(fp.run_rounds(method, made, [[3]]))
 
 
 def test_buffers_that_a_state_dict_leaves_out_are_not_copied():

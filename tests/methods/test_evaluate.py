@@ -33,17 +33,19 @@ NOW = fp.Round(0, SERVER.state, {"1": {"trained": 1}})
 MIXED = HeldOut(TESTS, LABELS, mixes="classes")
 
 
-def federation(**changes):
+def setting(**changes):
     """Two clients and a newcomer, with classes 0001, 12 and 01122."""
     common = {"clients": range(2), "num_classes": 3, "rounds": 1, "steps": 2, "cohort_size": 1}
     common |= {"batch_size": 4, "seed": 0, "public": TESTS[:0]}
-    return Federation(
-        Setting(**common | changes), nn.functional.one_hot(TRAIN, 3).float(), TRAIN, SHARDS
-    )
+    return Setting(**common | changes)
 
 
-def of(predict):
-    return fp.Method(lambda *all: ({}, {}), SERVER, predict)
+FEDERATION = Federation(nn.functional.one_hot(TRAIN, 3).float(), TRAIN, SHARDS)
+
+
+def of(predict, **changes):
+    made = setting(**changes)
+    return fp.Method(lambda *all: ({}, {}), SERVER, predict, setting=made)
 
 
 def right_if_trained(data, answer, state):
@@ -62,7 +64,7 @@ GUESSES = [[0, 0, 0, 0], [0, 1, 1, 2], [2, 0, 1, 1]]  # of labels 0, 0, 1, 2
 def test_clients_with_unlike_tests_have_the_figures_of_their_own_tests_by_hand():
     bytes_of = torch.tensor([0, 2, 3], dtype=torch.uint8)
     own = {0: np.array([0, 1, 2]), 1: torch.tensor([1]), 2: bytes_of}
-    found = evaluate(guessing(*GUESSES), federation(), NOW, HeldOut(TESTS, LABELS, own=own))
+    found = evaluate(guessing(*GUESSES), FEDERATION, NOW, HeldOut(TESTS, LABELS, own=own))
     assert found["own"] == pytest.approx((2 / 3 + 0 / 1) / 2)
     assert (found["worst"], found["pooled"]) == (0, (2 + 0) / (3 + 1))
     assert (found["full"], found["lowest"], found["highest"]) == ((2 / 4 + 3 / 4) / 2, 2 / 4, 3 / 4)
@@ -77,24 +79,13 @@ def test_clients_with_unlike_tests_have_the_figures_of_their_own_tests_by_hand()
 
 
 def test_without_own_tests_or_mixes_there_is_no_figure_of_own_tests():
-    found = evaluate(guessing(*GUESSES), federation(), NOW, HeldOut(TESTS, LABELS))
+    found = evaluate(guessing(*GUESSES), FEDERATION, NOW, HeldOut(TESTS, LABELS))
     assert not {"own", "worst", "pooled", "received"} & found.keys()
     assert (found["full"], list(found.clients)) == ((2 / 4 + 3 / 4) / 2, [0, 1])
 
 
-def test_the_call_of_earlier_versions_warns_and_has_the_same_figures():
-    method, cells = guessing(*GUESSES), torch.tensor([0, 0, 1, 1])
-    mixes = {client: torch.tensor([1.0, 3.0]) for client in range(3)}
-    for more, now in [({}, "classes"), ({"mixes": mixes, "cells": cells}, mixes)]:
-        with pytest.warns(FutureWarning, match="`held_out` must be a HeldOut"):
-            found = evaluate(method, federation(), NOW, TESTS, LABELS, **more)
-        held_out = HeldOut(TESTS, LABELS, cells=more.get("cells"), mixes=now)
-        expected = evaluate(method, federation(), NOW, held_out)
-        assert (found, found.clients) == (expected, expected.clients)
-
-
 def test_figures_of_a_client_that_is_right_and_one_that_predicts_class_0():
-    found = evaluate(of(right_if_trained), federation(), NOW, MIXED)
+    found = evaluate(of(right_if_trained), FEDERATION, NOW, MIXED)
     assert found == pytest.approx(
         {
             "full": (2 / 4 + 1) / 2,
@@ -116,14 +107,14 @@ def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
     """Without class 1, the newcomer has class 0 once and class 2 twice."""
     labels = torch.tensor([0, 2])
     held_out = HeldOut(TESTS[[0, 3]], labels, mixes="classes")
-    found = evaluate(of(right_if_trained), federation(), NOW, held_out)
+    found = evaluate(of(right_if_trained), FEDERATION, NOW, held_out)
     assert (found["own"], found["received"]) == (1, 1 / 3)
 
 
 def test_an_input_with_nan_among_its_logits_is_an_error():
     """Class 1 is right; the others have NaN, also where the largest logit would be right."""
     logits = TESTS.where(LABELS[:, None] == 1, torch.tensor([torch.nan, 0, 1]))
-    found = evaluate(of(lambda *all: lambda inputs: logits), federation(), NOW, MIXED)
+    found = evaluate(of(lambda *all: lambda inputs: logits), FEDERATION, NOW, MIXED)
     assert (found["full"], found["balanced"]) == (1 / 4, 1 / 3)
     assert found["macro_f1"] == pytest.approx(1 / 3)
 
@@ -131,12 +122,12 @@ def test_an_input_with_nan_among_its_logits_is_an_error():
 def test_figures_of_newcomers_are_means_over_them():
     """No input of client 1 has class 0, and one of the five of client 2."""
     untrained = fp.Round(NOW.server_round, NOW.server, {})
-    found = evaluate(of(right_if_trained), federation(clients=range(1)), untrained, MIXED)
+    found = evaluate(of(right_if_trained, clients=range(1)), FEDERATION, untrained, MIXED)
     assert found["received"] == (0 + 1 / 5) / 2
 
 
 def test_some_clients_are_tested():
-    found = evaluate(of(right_if_trained), federation(), NOW, MIXED, clients=[1])
+    found = evaluate(of(right_if_trained), FEDERATION, NOW, MIXED, clients=[1])
     assert found["lowest"] == found["worst"] == 1
 
 
@@ -145,7 +136,7 @@ def test_cells_are_domains_and_classes_and_a_mix_has_shares_of_them():
     mixes = {0: torch.tensor([1.0, 0, 0, 2, 0, 1]), 1: torch.tensor([0.0, 1, 0, 0, 0, 1])}
     held_out = HeldOut(TESTS, LABELS, cells=cells, mixes=mixes)
     domains = {"photos": [0], "both": [0, 1]}
-    found = evaluate(method, federation(), NOW, held_out, newcomers=(), domains=domains)
+    found = evaluate(method, FEDERATION, NOW, held_out, newcomers=(), domains=domains)
     assert (found["own"], found["worst"]) == ((3 / 4 + 1) / 2, 3 / 4)
     assert (found["photos"], found["both"]) == (3 / 4, (3 / 4 + 1) / 2)
     assert "received" not in found
@@ -158,7 +149,7 @@ def test_one_model_of_all_clients_is_made_once():
         made.append(data.id)
         return lambda inputs: inputs
 
-    found = evaluate(of(predict), federation(), NOW, MIXED, shared=True, newcomers=())
+    found = evaluate(of(predict), FEDERATION, NOW, MIXED, shared=True, newcomers=())
     assert made == [0]
     assert (found["full"], found["own"], found["balanced"]) == (1, 1, 1)
 
@@ -169,7 +160,7 @@ def test_a_model_that_writes_into_the_state_when_it_predicts_is_refused():
 
     now = fp.Round(0, SERVER.state, {"1": {"trained": 1}})
     with pytest.raises(ValueError, match="client 1: a prediction must change no argument; got"):
-        evaluate(of(predict), federation(), now, MIXED, clients=[1], newcomers=())
+        evaluate(of(predict), FEDERATION, now, MIXED, clients=[1], newcomers=())
 
 
 def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
@@ -188,12 +179,12 @@ def test_a_newcomer_trains_on_its_own_batches_for_the_figure_after():
         return torch.optim.SGD(parameters, lr)
 
     never = {"schedule": lambda progress: 0.0}
-    own = federation(make_optimizer=sgd, batch_size=5, **never)
-    evaluate(of(predict), own, NOW, MIXED, clients=(), steps=1)
-    found = evaluate(of(predict), own, NOW, MIXED, clients=(), steps=3, learning_rate=0.1)
+    method = of(predict, make_optimizer=sgd, batch_size=5, **never)
+    evaluate(method, FEDERATION, NOW, MIXED, clients=(), steps=1)
+    found = evaluate(method, FEDERATION, NOW, MIXED, clients=(), steps=3, learning_rate=0.1)
     assert found == {"received": 1 / 5, "after": 1.0}  # equal logits are class 0
     expected = torch.zeros(3, 3)
-    inputs, labels = own.data(2, 0).own()
+    inputs, labels = FEDERATION.data(method.setting, 2, 0).own()
     for _ in range(3):
         slope = (inputs @ expected.T).softmax(1) - nn.functional.one_hot(labels, 3)
         expected -= 0.1 * slope.T @ inputs / 5
@@ -213,11 +204,11 @@ def test_models_are_tested_without_dropout_and_a_frozen_part_stays_as_it_is():
             return self.frozen(self.drop(inputs))
 
     model = Half()
-    found = evaluate(of(lambda *all: model), federation(), NOW, MIXED)
+    found = evaluate(of(lambda *all: model), FEDERATION, NOW, MIXED)
     assert (found["full"], found["trained"]) == (1, 7)
     assert [part.training for part in model.modules()] == [True, True, False]
     with pytest.raises(ValueError, match=r"`predictions` must have shape \(4, 3\); got \(4, 2\)"):
-        evaluate(of(lambda *all: model), federation(), NOW, HeldOut(TESTS[:, :2], LABELS))
+        evaluate(of(lambda *all: model), FEDERATION, NOW, HeldOut(TESTS[:, :2], LABELS))
     assert model.training
 
 
@@ -230,7 +221,7 @@ def test_passes_of_training_and_of_predictions_are_counted():
 
     with counted_passes() as passes:
         weight.sum().backward()
-        evaluate(of(predict), federation(), NOW, MIXED)
+        evaluate(of(predict), FEDERATION, NOW, MIXED)
     weight.sum().backward()
     assert dict(passes) == {"backward": 1, "grad": 3}
 
@@ -263,7 +254,7 @@ def shapes(method, given):
 
 
 def of_tensors(given):
-    return Federation(given, given.inputs, given.labels, given.shards)
+    return Federation(given.inputs, given.labels, given.shards)
 
 
 @pytest.mark.parametrize("name", [name for name, family in RUNS if family == "CLIP"])
@@ -304,7 +295,7 @@ def test_no_domain_replaces_a_figure():
 MIX = torch.ones(3)
 
 
-RIGHT, FEDERATION = of(right_if_trained), federation()
+RIGHT = of(right_if_trained)
 
 
 def call(method=RIGHT, own=FEDERATION, now=NOW, held_out=MIXED, **more):
@@ -348,7 +339,7 @@ call(None) -> TypeError: `method` must be a Method
 call(own=SHARDS) -> TypeError: `federation` must be a Federation
 call(now={}) -> TypeError: `now` must be a Round
 call(held_out=3) -> TypeError: `held_out` must be a HeldOut; got 3
-call(labels=LABELS) -> ValueError: `labels` must be given to HeldOut
+call(fp.Method(id, SERVER, id)) -> TypeError: `method.setting` must have a setting
 call(held_out=HeldOut(TESTS, LABELS + 1)) -> ValueError: `held_out.labels` must lie in [0, 3)
 call(held_out=HeldOut(TESTS[:2], LABELS[:2], mixes="classes")) -> ValueError: none of client 1
 call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none of [1, 2]

@@ -93,18 +93,18 @@ def test_rounds_equal_the_algorithm_by_hand(case, by_features):
         cohort_size=3, batch_size=4, seed=0, public=points[:0],
         make_optimizer=partial(kind, **options), schedule=lambda progress: 1 - progress / 2,
     )  # fmt: skip
-    federation = Federation(made, points, labels, shards)
+    federation = Federation(points, labels, shards)
     method = (fedl2g_f if by_features else fedl2g_l)(
         made, learning_rate=0.1, server_rate=5.0, **values
     )
     values = {"guide_weight": 0.1, "quiz_size": 10, "max_norm": 100.0} | values
     guides = method.server.state["guides"]
     models = {client: fp.snapshot(made.new_model(client)) for client in range(4)}
-    for server_round, now in enumerate(fp.run_rounds(method, federation.data, made.cohorts())):
+    for server_round, now in enumerate(fp.run_rounds(method, federation)):
         rate = 0.1 * (1 - server_round / 6)
         follows, sent = server_round >= values["warm_up"], []
         for client in made.cohort(server_round):
-            data = federation.data(client, server_round)
+            data = federation.data(made, client, server_round)
             positions, quiz = _study_and_quiz(data, values["quiz_size"])
             trains = follows or values.get("train_in_warm_up", True)
             batches = list(data.batches(among=positions)) if trains else []

@@ -37,13 +37,13 @@ class Squares:
 
 
 def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
-    federation = Federation(setting(), Squares(), LABELS, SHARDS)
-    data = federation.data(3, 0)
+    federation = Federation(Squares(), LABELS, SHARDS)
+    data = federation.data(setting(), 3, 0)
     assert isinstance(data, ClientData)
     assert data.class_counts.tolist() == [0, 2, 0]
     inputs, labels = data.own()
     assert (inputs.flatten().tolist(), labels.tolist()) == ([1, 9], [1, 1])
-    for inputs, labels in federation.data(0, 5).batches():
+    for inputs, labels in federation.data(setting(), 0, 5).batches():
         assert sorted(zip(inputs.flatten().tolist(), labels.tolist(), strict=True)) == [
             (0, 0),
             (4, 2),
@@ -53,7 +53,7 @@ def test_positions_may_be_arrays_and_inputs_may_be_read_when_needed():
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
 def test_positions_of_any_integer_dtype_are_copied_and_are_no_mask(dtype):
     positions = np.array([2, 1], dtype=dtype)
-    data = call(shards={0: positions}).data(0, 0)
+    data = call(shards={0: positions}).data(setting(), 0, 0)
     positions[:] = 0
     assert data.own()[0].flatten().tolist() == [4, 1]
     among = torch.tensor([1, 1], dtype=torch.uint8)
@@ -69,30 +69,26 @@ def test_labels_of_any_integer_dtype_train():
 
 
 def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs(new_models):
-    """All inputs, clients and classes are those of the federation."""
+    """All inputs and clients are those of the federation."""
     tower = tiny.clip_federation().tower
     torch.nn.init.constant_(tower.model.logit_scale, 3.0)
-    short = ClipSetting(tower=tower, rounds=2)
+    short = ClipSetting(tower=tower, class_names=tiny.NAMES[:3], rounds=2)
     model = {"clip": tower.model, "tower": tower, "scale": torch.tensor(3.0).exp().item()}
     text = {"class_names": tiny.NAMES[:3], "num_classes": 3, "template": "a photo of a {}."}
     whole = {"clients": range(6), "cohort_size": 6, "batch_size": 32, "public": torch.empty(0)}
     long = ClipSetting(**model, **text, **whole, rounds=2, steps=1, seed=0)
-    given, names = tiny.clip_federation(), tiny.NAMES[:3]
-    rounds = []
-    for setting, more in [(short, (names,)), (long, ())]:
-        federation = Federation(setting, given.inputs, given.labels, given.shards, *more)
-        method = methods.kgcoop(federation.setting)
-        rounds.append([*fp.run_rounds(method, federation.data, federation.setting.cohorts())])
+    given = tiny.clip_federation()
+    federation = Federation(given.inputs, given.labels, given.shards)
+    rounds = [[*fp.run_rounds(methods.kgcoop(made), federation)] for made in (short, long)]
     assert_same(rounds[0], rounds[1])
 
 
 def test_in_a_round_without_steps_each_input_is_in_one_batch():
     """Five inputs in batches of two, and a new order in each round and for each purpose."""
     among, orders = torch.tensor([0, 1, 3, 4, 5]), set()
-    federation = Federation(
-        setting(steps=None, batch_size=2), torch.arange(6), LABELS[[0] * 6], {7: torch.arange(6)}
-    )
-    for data in (federation.data(7, 0), federation.data(7, 1)):
+    made, all_of_them = setting(steps=None, batch_size=2), {7: torch.arange(6)}
+    federation = Federation(torch.arange(6), LABELS[[0] * 6], all_of_them)
+    for data in (federation.data(made, 7, 0), federation.data(made, 7, 1)):
         assert (data.steps, [len(labels) for _, labels in data.batches()]) == (3, [2, 2, 2])
         parts = [inputs.tolist() for inputs, _ in data.batches(among=among, purpose="quiz")]
         assert ([*map(len, parts)], sorted(chain(*parts))) == ([2, 2, 1], among.tolist())
@@ -114,7 +110,6 @@ def test_numbers_that_are_not_given_are_the_documented_ones():
     text, images = clip(class_names=["cat"], clients=[0]), vit(trunk=TRUNK)
     assert (text.batch_size, text.seed, text.length, images.num_prompts) == (32, 0, 8, 8)
     assert len(text.drawn_contexts("x")()) == 1
-    assert named(clip(num_classes=3)).setting.num_classes == 3
     falling = setting(schedule=lambda share: 1 - share, rounds=2)
     rates = [group["lr"] for group in falling.optimizer(LAYER, 0.5).param_groups]
     assert [falling.learning_rate(0.5), *rates] == [0.5, 0.5]
@@ -123,12 +118,12 @@ def test_numbers_that_are_not_given_are_the_documented_ones():
 def test_the_smallest_settings_have_no_rounds_no_steps_and_batches_of_one():
     assert [*setting(rounds=0).cohorts()] == []
     for steps, sizes in [(0, []), (None, [1, 1])]:
-        data = call(setting(steps=steps, batch_size=1)).data(3, 0)
+        data = call().data(setting(steps=steps, batch_size=1), 3, 0)
         assert [len(labels) for _, labels in data.batches()] == sizes
 
 
 def test_phases_share_the_batches_and_parts_have_less_than_twice_their_size():
-    data = call(setting(steps=5)).data(3, 0)
+    data = call().data(setting(steps=5), 3, 0)
     assert [len([*batches]) for batches in data.phases(2)] == [2, 3]
     for count, sizes in [(127, [127]), (255, [255]), (256, [128, 128]), (257, [129, 128])]:
         labels = torch.zeros(count, dtype=torch.int64)
@@ -136,9 +131,8 @@ def test_phases_share_the_batches_and_parts_have_less_than_twice_their_size():
         assert [len(inputs) for inputs, _ in parts] == sizes
 
 
-def call(of=None, inputs=None, labels=LABELS, shards=SHARDS):
-    inputs = Squares() if inputs is None else inputs
-    return Federation(setting() if of is None else of, inputs, labels, shards)
+def call(inputs=None, labels=LABELS, shards=SHARDS):
+    return Federation(Squares() if inputs is None else inputs, labels, shards)
 
 
 LAYER = torch.nn.Linear(2, 2)  # with a `model`, as a trunk of one's own has
@@ -154,16 +148,12 @@ def vit(**changes):
 
 
 def clip(**changes):
-    return ClipSetting(**{"tower": TOWER, "rounds": 1} | changes)
+    return ClipSetting(**{"tower": TOWER, "rounds": 1, "class_names": ["a"]} | changes)
 
 
 def pair(*lengths):
     contexts = [fp.ContextPrompts(8, length=length) for length in lengths]
     return torch.nn.ModuleDict(dict(zip("ab", contexts, strict=True)))
-
-
-def named(of):
-    return Federation(of, Squares(), LABELS, SHARDS, ["cat", "dog", "owl"])
 
 
 def trained():
@@ -187,10 +177,11 @@ def test_trained_parameters_that_have_no_gradient_stay_as_they_are(name):
 
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
-call({}) -> TypeError: `setting` must be a Setting, such as VitSetting
+call().data({}, 0, 0) -> TypeError: `setting` must be a Setting, such as VitSetting
+call().data(setting(num_classes=2), 0, 0) -> ValueError: `setting.num_classes` must be at least 3
 call(inputs=4) -> TypeError: `inputs` must be a tensor, or return batches by positions
 call(inputs=[[0.0], [1.0], [2.0], [3.0]]) -> TypeError: got a list of length 4
-call(labels=LABELS + 1) -> ValueError: `labels` must lie in [0, 3)
+call(labels=LABELS - 1) -> ValueError: `labels` must lie in [0,
 call(labels=[0, 1, 2, 1]) -> TypeError: `labels` must be a tensor of integers
 call(labels=LABELS.to(torch.uint16)) -> TypeError: `labels` must be integers
 call(labels=LABELS[:3]) -> ValueError: `labels` must have one entry for each of 4 inputs
@@ -199,7 +190,7 @@ call(shards={0: tensor([4])}) -> ValueError: `shards[0]` must lie in [0, 4)
 call(shards={0: tensor([0.5])}) -> TypeError: `shards[0]` must be integers
 call(shards={0: torch.arange(0)}) -> ValueError: `shards[0]` must have at least one position
 call(shards={'0': torch.arange(2)}) -> TypeError: `key of shards` must be an integer
-setting(clients=3) -> TypeError: `clients` must be a sequence of ids, such as range(100); got 3
+setting(clients=3) -> TypeError: `clients` must be an iterable of ids, such as range(100); got 3
 setting(schedule=0.5) -> TypeError: `schedule` must be a function; got 0.5
 setting(make_optimizer='SGD') -> TypeError: `make_optimizer` must make an optimizer; got 'SGD'
 setting(clients=[0, 1, 0]) -> ValueError: `clients` must have each id once; got a list of length 3
@@ -221,8 +212,8 @@ tiny.vit_federation(tune=itself).new_model() -> ValueError: `tune` must return a
 tuned_trunk(LAYER, itself) -> TypeError: `trunks` must be made by vit_trunk to be tuned; got a Lin
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
 setting(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
-methods.fedprox(vit(trunk=TRUNK)) -> ValueError: `setting` must name the clients, as `setting` of a
-next(vit(trunk=TRUNK).cohorts()) -> ValueError: `setting` must name the clients
+methods.fedamp(vit(trunk=TRUNK)) -> ValueError: `setting.clients` must name the clients, such as ra
+vit(trunk=TRUNK).cohorts() -> ValueError: `setting.clients` must name the clients
 vit(trunk=TRUNK, trunks=[TRUNK]) -> ValueError: `trunk` must be None if `trunks` is given
 vit(clients=[0]) -> ValueError: `trunks` must have at least one trunk; got none
 vit(trunks=[TRUNK] * 2).trunk -> ValueError: `trunks` must have one trunk, for a model that all
@@ -243,10 +234,7 @@ methods.models.replace_contexts(pair(2, 3), a=None, b=None) -> ValueError: each 
 clip(clip=LAYER) -> ValueError: `scale` must be given for a model without `logit_scale`; got a Lin
 clip(tower=LAYER) -> TypeError: `tower` must be a TextTower
 clip(template='a cat') -> ValueError: `template` must be a sentence with {}
-call(clip()) -> ValueError: `class_names` must name the classes, in the setting or in the federation
-methods.promptfl(clip(clients=[0])) -> ValueError: `class_names` must name the classes
-named(clip(class_names=['a'] * 3)) -> ValueError: `class_names` must be those of the setting; got a
-named(setting()) -> ValueError: `class_names` must be empty for a setting without names; got a list
+clip(class_names=[]) -> ValueError: `class_names` must name the classes
 methods.pfedpt(vit(trunk=TRUNK, clients=[0])) -> ValueError: `public` must have the shape of images
 methods.dpfpl(clip(class_names=['a'], clients=[0])) -> ValueError: `steps` must be at least 1 for DP
 methods.fedmd(tiny.mixed_federation(public=torch.empty(0))) -> ValueError: `public` must have at
