@@ -44,6 +44,7 @@ BASE = {
     "own_balanced": "own base tests, balanced",
 }
 
+
 class Part(NamedTuple):
     """Images of a partition, and further tests.
 
@@ -223,7 +224,9 @@ _OPTIONS = [
     for kind in (Protocol, Budget)
     for one in fields(kind)
 ]
-folder.__signature__ = signature(folder).replace(  # type: ignore[attr-defined]
+folder.__signature__ = signature(
+    folder
+).replace(  # type: ignore[attr-defined]
     parameters=[*list(signature(folder).parameters.values())[:-1], *_OPTIONS]
 )
 
@@ -284,7 +287,9 @@ def _problem(
     clients, division = divided_once(first, protocol)
     say(f"clients {clients}, seed 0\n{division}")
     if store.network.tower is not None:
-        say(f"Tokens of the image tower take up to {_tokens(stores) / 1e6:,.0f} MB in {store.cache}.")
+        say(
+            f"Tokens of the image tower take up to {_tokens(stores) / 1e6:,.0f} MB in {store.cache}."
+        )
     problems.check_clients(len(division.train), protocol.newcomers, budget.cohort_size)
     mean = sum(map(len, division.train)) / len(division.train)
     given = budget.given(mean)

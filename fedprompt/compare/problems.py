@@ -162,9 +162,7 @@ class Data:
         more = {} if validate else {name: make(*where) for name, make in self.further.items()}
         trial = Trial(
             self._completed(self.settings[family], shards, inputs, seed, validate),
-            Federation(
-                Chosen(inputs, torch.arange(len(labels))), labels, dict(enumerate(shards))
-            ),
+            Federation(Chosen(inputs, torch.arange(len(labels))), labels, dict(enumerate(shards))),
             HeldOut(Chosen(tests, places), test_labels[places], **kept),
             places,
             range(len(shards) - self.newcomers, len(shards)),

@@ -134,7 +134,9 @@ class Records:
         counts = dict[str, int]()
         for record in self.found.values():
             where = record["partition"], record["row"]
-            if record["trial"] is None and now.get(where, record.get("stamp")) != record.get("stamp"):
+            if record["trial"] is None and now.get(where, record.get("stamp")) != record.get(
+                "stamp"
+            ):
                 counts[record["row"]] = counts.get(record["row"], 0) + 1
         return [f"{row}: {count} of other versions of it" for row, count in counts.items()]
 

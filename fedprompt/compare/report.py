@@ -119,7 +119,9 @@ class Results:
                     if (self.folder / place).exists():
                         return classifier.load(self.folder / place)
         known = sorted({str(record["row"]) for record in self.found})
-        raise check.wrong("row", f"be one of {', '.join(known)}, with its seed and client", repr(row))
+        raise check.wrong(
+            "row", f"be one of {', '.join(known)}, with its seed and client", repr(row)
+        )
 
     def views(self) -> dict[str, View]:
         """Return each table: partitions, and their mean."""
@@ -127,7 +129,9 @@ class Results:
         same: dict[str, Any] = {"found": self.found, "bits": self.bits, "compared": self.compared}
         same |= {"references": self.references, "words": self.words}
         views = {
-            name: View(", ".join(filter(None, [self.title, words])), name, columns=self.columns, **same)
+            name: View(
+                ", ".join(filter(None, [self.title, words])), name, columns=self.columns, **same
+            )
             for name, words in self.partitions.items()
             if name in done
         }
@@ -142,7 +146,9 @@ class Results:
             return views
         column = self.compared[0]
         pair = tables.balanced(column)
-        words = {name: f"{self.columns[name]}, mean" for name in (column, pair) if name in self.columns}
+        words = {
+            name: f"{self.columns[name]}, mean" for name in (column, pair) if name in self.columns
+        }
         words |= {f"{column} {name}": f"on {name}" for name in views}
         same |= {"found": listed, "compared": [column], "parts": [*views.values()]}
         return {ALL: View(f"{self.title}, each in turn", ALL, columns=words, **same), **views}
@@ -359,7 +365,7 @@ def stamp_of(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the stamp of a run, and a secret if a part of it cannot be told from others."""
     made = dict(problem.made())
-    untold = [name for name, value in made.items() if isinstance(value, stamps.Untold)]
+    untold = [name for name, value in made.items() if isinstance(value, stamps.UntoldError)]
     made |= dict.fromkeys(untold, "cannot be told")
     made |= {**records.versions(), "device": machine.device, "shrink": machine.shrink}
     secret = os.urandom(8).hex() if untold else None
@@ -398,5 +404,3 @@ def check_device(device: str | torch.device) -> str:
         text = f"`device` must be one of this machine; got {device}: {first}."
         raise CompareError(text) from error
     return device
-
-

@@ -19,7 +19,16 @@ import fedprompt._refusals as check
 from fedprompt.compare import stamps
 from fedprompt.compare.trials import CompareError
 from fedprompt.interfaces import Method
-from fedprompt.methods import METHODS, ClientData, ClipSetting, Entry, Setting, coop, local, register
+from fedprompt.methods import (
+    METHODS,
+    ClientData,
+    ClipSetting,
+    Entry,
+    Setting,
+    coop,
+    local,
+    register,
+)
 from fedprompt.methods.registry import LEARNING_RATE
 from fedprompt.methods.steps import take_step
 
@@ -69,7 +78,7 @@ class Row:
         """Return a digest of the values, of the source of the method, and of more.
 
         Raises:
-            Untold: If the method cannot be told from others.
+            UntoldError: If the method cannot be told from others.
         """
         make = self.make or (self.entry.make if self.method else None)
         known = stamps.told(dict(self.values)), self.family

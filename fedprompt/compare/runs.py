@@ -116,8 +116,6 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
         if one.folder is not None and one.trial is None:
             name = f"{stem(named)}{f'-rank{ranks.rank()}' if ranks.rank() else ''}"
             records.write_arrays(one.folder / "bits" / f"{name}.npz", measure.packed(done.bits))
-            if method is not None and done.now is not None:
-                _save(one, trial, method, done.now)
         return named | records.origin() | records.rounded(done.figures), done.bits
     except SystemExit as error:  # which would end the others, too
         raise RuntimeError(line_of(error)) from error
@@ -149,26 +147,6 @@ def method_of(row: Row, trial: Trial) -> Method:
     """Make the method of a row for a trial."""
     with torch.device(trial.setting.device):
         return row.entry.make(trial.setting, **row.values)
-
-
-def _save(one: Run, trial: Trial, method: Method, now: fp.Round) -> None:
-    """Save the classifier of each client of this rank, or the one of all clients."""
-    clients = [c for c in trial.setting.clients if c % ranks.world() == ranks.rank()]
-    if not one.row.personalized:
-        clients = clients[:1] if ranks.rank() == 0 else []
-    for client in clients:
-        client_name = trial.names[client] if one.row.personalized else None
-        classifier.save(
-            place_of(one.named(), client_name),
-            method=method,
-            federation=trial.federation,
-            now=now,
-            client=client,
-            name=one.row.method,
-            values=dict(one.row.values),
-            network=one.problem.network,
-            tests=Chosen(trial.tests.inputs, torch.arange(min(4, len(trial.places)))),
-        )
 
 
 def place_of(record: Mapping[str, Any], client: str | None) -> Path:
@@ -259,7 +237,9 @@ def _told(
             text = f"{where}{finished[0]} of {total}: {what}; about {duration(left)} left"
             print(text, file=sys.stderr, flush=True)
 
-    with tqdm(desc=title or "runs", total=total, initial=done, bar_format=form, disable=hidden) as bar:
+    with tqdm(
+        desc=title or "runs", total=total, initial=done, bar_format=form, disable=hidden
+    ) as bar:
         yield bar.update, tell
 
 
@@ -377,7 +357,7 @@ class Runner:
         if key not in self.stamped:
             try:
                 self.stamped[key] = row.stamp(self.secret)
-            except stamps.Untold:
+            except stamps.UntoldError:
                 self.stamped[key] = secrets.token_hex(stamps.LENGTH // 2)
         return self.stamped[key]
 

@@ -2,7 +2,7 @@
 
 A stamp is a digest, and never a comparison of functions. A function is known by the text of its
 file and of all files that this one imports, or by the version of its package. Another function,
-such as a lambda or one of a notebook, is :class:`Untold`: what it makes is never found again.
+such as a lambda or one of a notebook, is :class:`UntoldError`: what it makes is never found again.
 """
 
 import ast
@@ -37,7 +37,7 @@ CHUNK = 64
 """Number of inputs that are read at a time."""
 
 
-class Untold(ValueError):
+class UntoldError(ValueError):
     """A value that cannot be told from all others in another process."""
 
 
@@ -59,7 +59,7 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
         of: Function that describes functions and classes. If None, :func:`source`.
 
     Raises:
-        Untold: If the value, or a part of it, cannot be told from others.
+        UntoldError: If the value, or a part of it, cannot be told from others.
     """
     kind, of = type(value), of or source
     inner = partial(told, of=of)
@@ -82,7 +82,7 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
     if is_dataclass(value):
         named = [field.name for field in fields(value) if hasattr(value, field.name)]
         return [of(kind), *([name, inner(getattr(value, name))] for name in named)]
-    raise Untold(f"a value of type {kind.__name__}")
+    raise UntoldError(f"a value of type {kind.__name__}")
 
 
 def _bytes(values: Tensor | np.ndarray) -> memoryview:
@@ -90,7 +90,7 @@ def _bytes(values: Tensor | np.ndarray) -> memoryview:
     if isinstance(values, Tensor):
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if values.dtype.hasobject:
-        raise Untold("an array of objects")
+        raise UntoldError("an array of objects")
     return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
 
@@ -98,7 +98,7 @@ def named(value: Any) -> list[str]:
     """Return the module and the name of a function or a class at the top of a module.
 
     Raises:
-        Untold: If it is at another place, such as a lambda, or a method of an object.
+        UntoldError: If it is at another place, such as a lambda, or a method of an object.
     """
     owner, module = getattr(value, "__self__", None), getattr(value, "__module__", None)
     if module is None and owner is not None:  # of a function in C
@@ -110,7 +110,7 @@ def named(value: Any) -> list[str]:
         if found is not None and found == value:
             return [str(module).replace("__mp_main__", "__main__"), name]
     text = getattr(value, "__qualname__", repr(value))
-    raise Untold(f"the function {text}, which is not at the top of a file")
+    raise UntoldError(f"the function {text}, which is not at the top of a file")
 
 
 def source(value: Any) -> list[str]:
@@ -121,7 +121,7 @@ def source(value: Any) -> list[str]:
     part of it, because a program may change them.
 
     Raises:
-        Untold: If it is not at the top of a module, or if the text of a module is not known, as in
+        UntoldError: If it is not at the top of a module, or if the text of a module is not known, as in
             a notebook, or has changed since the process began.
     """
     module, name = named(value)
@@ -186,13 +186,13 @@ def text_of(name: str) -> bytes:
     if path is not None and path.is_dir():
         return b""
     if path is None or path.suffix != ".py":
-        raise Untold(f"a function of {name}, which is in no file")
+        raise UntoldError(f"a function of {name}, which is in no file")
     return _read(path)
 
 
 def _read(path: Path) -> bytes:
     if path.stat().st_mtime > STARTED:
-        raise Untold(f"a function of {path.name}, which has changed since this process began")
+        raise UntoldError(f"a function of {path.name}, which has changed since this process began")
     return path.read_bytes()
 
 
@@ -203,7 +203,7 @@ def _globals(values: Mapping[str, Any]) -> list[Any]:
         if not name.startswith("__") and not callable(value):
             try:
                 found.append([name, told(value, of=named)])
-            except Untold:  # made by the text, or by a module that it imports
+            except UntoldError:  # made by the text, or by a module that it imports
                 continue
     return found
 
@@ -248,7 +248,7 @@ def of_inputs(inputs: Any) -> str:
 def of_setting(setting: Any) -> dict[str, Any]:
     """Describe each field of a setting, and its frozen networks by their full fingerprints.
 
-    A field that cannot be told is an :class:`Untold` among the values.
+    A field that cannot be told is an :class:`UntoldError` among the values.
     """
     found: dict[str, Any] = {"kind": source(type(setting))[:2]}
     for field in fields(setting):
@@ -267,7 +267,7 @@ def known(value: Any) -> Any:
     """Describe a value, or return why it cannot be told from others."""
     try:
         return told(value)
-    except Untold as error:
+    except UntoldError as error:
         return error
 
 

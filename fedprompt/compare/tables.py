@@ -113,7 +113,9 @@ class View:
             if len(known) < len(sides):
                 return None
             whole = all(side.parts is not None for side in known)
-            parts = np.concatenate([side.parts / len(known) for side in known], -1) if whole else None
+            parts = (
+                np.concatenate([side.parts / len(known) for side in known], -1) if whole else None
+            )
             return Figure(np.mean([side.values for side in known], 0), parts)
         seeds = self.by_row[title]
         values = measured(seeds, column)
@@ -260,8 +262,12 @@ class View:
             if title != CONSTANT and all(record.get("predicted") == 1 for record in seeds)
         ]
         if one:
-            found.append(f"Models of these rows predict one class for every image: {', '.join(one)}.")
-        used = [record["uses"] for seeds in self.by_row.values() for record in seeds if "uses" in record]
+            found.append(
+                f"Models of these rows predict one class for every image: {', '.join(one)}."
+            )
+        used = [
+            record["uses"] for seeds in self.by_row.values() for record in seeds if "uses" in record
+        ]
         if used:
             low, high = np.mean(used, 0)
             found.append(

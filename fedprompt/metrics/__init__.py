@@ -15,10 +15,12 @@ from fedprompt.metrics.accuracy import (
 from fedprompt.metrics.classes import (
     attack_success,
     balanced_accuracy,
+    balanced_weights,
     class_accuracy,
     contingency_table,
     harmonic_mean,
     macro_f1,
+    most_frequent_class,
 )
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "Summary",
     "attack_success",
     "balanced_accuracy",
+    "balanced_weights",
     "class_accuracy",
     "client_spread",
     "contingency_table",
@@ -35,6 +38,7 @@ __all__ = [
     "last_and_best",
     "local_accuracy",
     "macro_f1",
+    "most_frequent_class",
     "negative_effect",
     "pooled_local_accuracy",
     "worst_local_accuracy",

@@ -1,6 +1,7 @@
 """Accuracy of each class, and means over classes."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -159,6 +160,74 @@ def balanced_accuracy(table: Real[Tensor, "predicted classes"]) -> float:
     total = counts.sum(0)
     present = total > 0
     return (counts.diagonal()[present] / total[present]).mean().item()
+
+
+def balanced_weights(
+    weights: Real[Tensor, "*clients tests"], labels: Integer[Tensor, " tests"]
+) -> Float[Tensor, "*clients tests"]:
+    """Weigh the tests of clients so that all classes of a client count the same.
+
+    ``(balanced_weights(weights, labels) * right).sum(-1)`` is the balanced accuracy of each client
+    on its own tests, if `right` is 1 for each correct prediction and 0 elsewhere.
+
+    Args:
+        weights: Weight of each test input for each client, at least 0: 1 for its own tests and 0
+            elsewhere, or the share of its domain and class in the client's images.
+        labels: Class of each test input.
+
+    Returns:
+        Weights in float64, on the CPU. The sum of each client is 1, or 0 if it has no tests.
+
+    Raises:
+        ValueError: If lengths differ, or a weight is negative or not finite.
+
+    Example:
+        The second client has one input of class 1 and two inputs of class 0.
+
+        >>> weights, labels = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.tensor([0, 0, 1])
+        >>> balanced_weights(weights, labels)
+        tensor([[0.5000, 0.5000, 0.0000],
+                [0.2500, 0.2500, 0.5000]], dtype=torch.float64)
+    """
+    numbers = convert.counts("weights", weights, "(..., tests)", ndims=range(1, 10))
+    check.labels("labels", labels, sys.maxsize, size=numbers.shape[-1], of="tests of `weights`")
+    _, classes = labels.cpu().unique(return_inverse=True)
+    shape = (*numbers.shape[:-1], int(classes.max()) + 1)
+    totals = numbers.new_zeros(shape).index_add(-1, classes, numbers)
+    present = (totals > 0).sum(-1, keepdim=True).clamp(min=1)
+    return numbers / torch.where(totals > 0, totals, 1.0)[..., classes] / present
+
+
+def most_frequent_class(
+    counts: Real[Tensor, "*clients classes"], labels: Integer[Tensor, " tests"]
+) -> Float[Tensor, "*clients tests"]:
+    """Compute which tests are right if the most frequent training class is always predicted.
+
+    Every accuracy should be compared with this constant, since it is high where one class is
+    frequent. Its balanced accuracy is 1 divided by the number of classes.
+
+    Args:
+        counts: Number of training inputs of each class: of a client for its own tests, of all
+            clients for all tests.
+        labels: Class of each test input.
+
+    Returns:
+        1 where the constant is right and 0 elsewhere, in float64, on the CPU. The lowest of equally
+        frequent classes is predicted. Without training inputs, as for new classes, every class is
+        a guess, and all tests are right with probability 1 / classes.
+
+    Raises:
+        ValueError: If a count is negative or not finite, or a label lies outside its range.
+
+    Example:
+        >>> most_frequent_class(torch.tensor([[3, 2], [0, 0]]), torch.tensor([0, 1, 1]))
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    numbers = convert.counts("counts", counts, "(..., classes)", ndims=range(1, 10))
+    check.labels("labels", labels, numbers.shape[-1])
+    right = (numbers.argmax(-1, keepdim=True) == labels.cpu()).double()
+    return torch.where(numbers.any(-1, keepdim=True), right, 1 / numbers.shape[-1])
 
 
 def macro_f1(table: Real[Tensor, "predicted classes"]) -> float:
