@@ -287,9 +287,8 @@ def _problem(
     clients, division = divided_once(first, protocol)
     say(f"clients {clients}, seed 0\n{division}")
     if store.network.tower is not None:
-        say(
-            f"Tokens of the image tower take up to {_tokens(stores) / 1e6:,.0f} MB in {store.cache}."
-        )
+        size = f"{_tokens(stores) / 1e6:,.0f} MB"
+        say(f"Tokens of the image tower take up to {size} in {store.cache}.")
     problems.check_clients(len(division.train), protocol.newcomers, budget.cohort_size)
     mean = sum(map(len, division.train)) / len(division.train)
     given = budget.given(mean)

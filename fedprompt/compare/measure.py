@@ -245,9 +245,8 @@ def uses(trial: Trial) -> dict[str, list[float]]:
     if batches is None:
         epochs = float(getattr(setting, "epochs", None) or 1)
         return {"uses": [rounds * epochs] * 2}
-    return {
-        "uses": [rounds * batches * min(setting.batch_size, n) / n for n in (sizes[0], sizes[-1])]
-    }
+    each = [min(setting.batch_size, size) / size for size in (sizes[0], sizes[-1])]
+    return {"uses": [rounds * batches * share for share in each]}
 
 
 def _costs(sent: Counter[str], passes: Counter[str], turns: int) -> dict[str, float]:

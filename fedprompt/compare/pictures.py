@@ -1,4 +1,4 @@
-"""The picture of a comparison: bars with intervals, dots for clients, and a line for the constant."""
+"""Picture of a comparison: bars with intervals, dots for clients, a line for the constant."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -76,7 +76,7 @@ class Budget:
         None, "images in a batch; a quarter of an average client, from 4 to 32"
     )
     cohort_size: int | None = option(None, "clients in a round; all, but at most ten")
-    autocast: torch.dtype | None = option(None, "bfloat16: dtype of the batches")
+    autocast: Any = option(None, "dtype of the batches")
 
     def __post_init__(self) -> None:
         check.count("rounds", self.rounds)
@@ -332,7 +332,7 @@ def problem(
     columns = COLUMNS if own else COLUMNS | {"own": "own mix", "own_balanced": "own mix, balanced"}
     return Problem(
         title=title,
-        partitions={"": title},
+        partitions={"": ""},
         data=lambda partition, seed: data,
         columns={**columns, **(NEWCOMERS if newcomers else {})},
         made=made,

@@ -55,7 +55,7 @@ class Results:
         >>> record = {"partition": "", "trial": None, "values": {}, "backward": 8}
         >>> scores = {"own": 0.5, "clients": {"0": {"own": 0.5}}}
         >>> results = Results(
-        ...     [record | {"row": "A", "seed": 0} | scores], title="Digits", columns={"own": "own tests"}
+        ...     [record | {"row": "A", "seed": 0} | scores], columns={"own": "own tests"}
         ... )
         >>> results.clients
         [{'method': 'A', 'seed': 0, 'partition': '', 'client': '0', 'own': 0.5}]

@@ -111,7 +111,7 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
     torch.set_num_threads(1)
     try:
         trial = one.made()
-        method, done = _finished(one, trial, progress)
+        _, done = _finished(one, trial, progress)
         named = one.named()
         if one.folder is not None and one.trial is None:
             name = f"{stem(named)}{f'-rank{ranks.rank()}' if ranks.rank() else ''}"

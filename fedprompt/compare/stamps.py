@@ -30,6 +30,8 @@ STARTED = time.time()
 """Start of this process. A file that is newer may have another text than the loaded module."""
 LENGTH = 16
 """Number of hex digits of a digest."""
+SHOWN = (bool, int, float, str, type(None))
+"""Types of the values of a setting that messages show."""
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, range, complex, Path)
 TEXTS: dict[str, tuple[Path, bytes]] = {}
 """Path and text of each file of methods that was imported, by the name of its module."""
@@ -121,8 +123,8 @@ def source(value: Any) -> list[str]:
     part of it, because a program may change them.
 
     Raises:
-        UntoldError: If it is not at the top of a module, or if the text of a module is not known, as in
-            a notebook, or has changed since the process began.
+        UntoldError: If it is not at the top of a module, or if the text of a module is not known,
+            as in a notebook, or has changed since the process began.
     """
     module, name = named(value)
     versions, texts, waiting = dict[str, str](), dict[str, Any](), [value.__module__ or module]
@@ -259,7 +261,7 @@ def of_setting(setting: Any) -> dict[str, Any]:
         if field.name in FROZEN and value is not None:
             found[field.name] = [fp.fingerprint(network) for network in networks]
         else:
-            found[field.name] = known(value)
+            found[field.name] = value if type(value) in SHOWN else known(value)
     return found
 
 

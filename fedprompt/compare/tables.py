@@ -28,8 +28,8 @@ FEWEST = 5  # seeds of a star or a recommendation
 SAME = ("values", "inputs", "code")  # of the seeds of a row
 WORDS = "training alone"
 NOTHING = (
-    "On {where}, no row is shown to be better than the most frequent class, so none is recommended. "
-    "Train longer or at a larger rate; the page nothing-learns.md says how to find the cause."
+    "On {where}, no row is shown to be better than the most frequent class, so none is "
+    "recommended. Train longer or at a larger rate; the page nothing-learns.md says how to find the cause."
 )
 
 
@@ -124,8 +124,7 @@ class View:
         if column in ("h", "h_balanced"):
             base, new = ("full", "new") if column == "h" else ("balanced", "new_balanced")
             first, second = self.figure(title, base), self.figure(title, new)
-            assert first is not None and second is not None
-            return intervals.harmonic(first, second)
+            return intervals.harmonic(first, second) if first and second else None
         contributed = self._contributions(seeds, column)
         return Figure(np.array(values), contributed)
 
