@@ -76,7 +76,7 @@ class Budget:
         None, "images in a batch; a quarter of an average client, from 4 to 32"
     )
     cohort_size: int | None = option(None, "clients in a round; all, but at most ten")
-    autocast: Any = option(None, "dtype of the batches")
+    autocast: torch.dtype | None = option(None, "dtype of the batches")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         check.count("rounds", self.rounds)

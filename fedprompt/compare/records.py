@@ -59,6 +59,7 @@ def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
     Raises:
         CompareError: If the folder has another run. Nothing is written then.
     """
+    stamp = json.loads(json.dumps(stamp, default=str))
     place = next(each for each in _beside(out, again) if not (again and (each / RUN).exists()))
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / RUN):
@@ -96,10 +97,9 @@ def _read_run(path: Path) -> dict[str, Any] | None:
 
 
 def _differing(known: Mapping[str, Any], stamp: Mapping[str, Any]) -> list[str]:
-    now = json.loads(json.dumps(stamp, default=str))
-    plain = [{name: each for name, each in of.items() if name != DIVIDED} for of in (known, now)]
+    plain = [{name: each for name, each in of.items() if name != DIVIDED} for of in (known, stamp)]
     wrong = stamps.differing(*plain)
-    for partition, seeds in now[DIVIDED].items():
+    for partition, seeds in () if wrong else stamp[DIVIDED].items():
         before = known[DIVIDED].get(partition, {})
         differ = [seed for seed in seeds if before.get(seed, seeds[seed]) != seeds[seed]]
         wrong += [f"the {DIVIDED} of seed {seed}" for seed in differ[:1]]

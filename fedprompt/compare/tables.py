@@ -29,7 +29,7 @@ SAME = ("values", "inputs", "code")  # of the seeds of a row
 WORDS = "training alone"
 NOTHING = (
     "On {where}, no row is shown to be better than the most frequent class, so none is "
-    "recommended. Train longer or at a larger rate; the page nothing-learns.md says how to find the cause."
+    "recommended. Train longer or at a larger rate: see the page nothing-learns.md."
 )
 
 
