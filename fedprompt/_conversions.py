@@ -1,4 +1,4 @@
-"""Arguments converted to the form that the library computes with: sizes, integers and tables."""
+"""Arguments in the form that the library computes with: floats, sizes, integers and tables."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -10,6 +10,16 @@ from jaxtyping import Int64
 from torch import Tensor
 
 import fedprompt._refusals as check
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Convert to float64, on the CPU if the device has no float64 (Apple's MPS)."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32. Other dtypes are unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def height_and_width(argument: str, size: object) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedprompt._float64 import single
+from fedprompt._conversions import single
 
 
 def unit(features: Tensor) -> Tensor:

@@ -1,39 +1,20 @@
 """Paths, and files that are replaced completely or not at all, by one process at a time."""
 
-import io
-import json
 import os
 import re
 import secrets
-import socket
 import stat
-import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 import fedprompt._refusals as check
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 2**30, os.SEEK_SET)  # behind the name, which others read
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-
-else:
-    import fcntl
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
 
 WAIT = 30.0
 """Seconds that a process waits for another one that writes."""
-_PAUSE = 0.02
 
 
 def path_of(argument: str, path: object, *, of: str = "file") -> Path:
@@ -57,48 +38,19 @@ def file_of(path: object) -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Let one writer at a time write a file, or to a directory. Reading needs no lock.
 
-    The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The system
-    frees it when its process ends. On Windows, the file stays.
+    The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The file
+    stays; the system frees the lock when its process ends.
 
     Raises:
         TimeoutError: If another process still writes after 30 seconds.
     """
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
-    patience = time.monotonic() + WAIT
-    while (held := _taken(lock)) is None:
-        if time.monotonic() > patience:
-            who = _holder(lock)
-            raise TimeoutError(f"`{path}` is written by {who}; waited {WAIT:g} s. See {lock}.")
-        time.sleep(_PAUSE)
     try:
-        yield
-    finally:
-        with closing(held), suppress(FileNotFoundError, PermissionError):  # on Windows it is open
-            lock.unlink()
-
-
-def _taken(lock: Path) -> io.FileIO | None:
-    """Take the lock of the system, and return its open file, or None if another process has it."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with ExitStack() as ended:
-        held = ended.enter_context(io.FileIO(os.open(lock, flags, 0o666), "r+"))
-        with suppress(BlockingIOError, FileNotFoundError, PermissionError):
-            _lock(held.fileno())
-            if os.path.samestat(os.fstat(held.fileno()), lock.lstat()):  # its holder removed it
-                held.truncate(0)
-                me = {"process": os.getpid(), "host": socket.gethostname()}
-                held.write(json.dumps(me).encode())
-                ended.pop_all()
-                return held
-    return None
-
-
-def _holder(lock: Path) -> str:
-    """Name the process that has a lock, unless the file is gone, or not written yet."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads(lock.read_bytes())
-        return f"process {found['process']} on {found['host']}"
-    return "a process"
+        with FileLock(lock, timeout=WAIT):
+            yield
+    except Timeout as error:
+        rule = f"`{path}` is written by another process; waited {WAIT:g} s. See {lock}."
+        raise TimeoutError(rule) from error
 
 
 def is_newer(given: object, than: str) -> bool:

@@ -17,7 +17,6 @@ DEEPEST = 100
 
 
 _NAMED: dict[str, Any] = {"weighted": Weighted, "round": Round}
-_ROUND = len(Round._fields)
 
 
 def to_blob(tree: Any, where: str) -> bytes:
@@ -72,7 +71,7 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
     for tag, named in _NAMED.items():
         if isinstance(thing, named):
             parts = [part(getattr(thing, name), f".{name}") for name in named._fields]
-            if isinstance(thing, Round) and thing.stateful is not None:
+            if isinstance(thing, Round):
                 parts.append(part(sorted(thing.stateful), ".stateful"))
             return {tag: parts}
     if type(thing) in (list, tuple):
@@ -115,7 +114,7 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
         return {key: unpacked(part, tensors, level=level + 1) for key, part in content}
     parts = [unpacked(part, tensors, level=level + 1) for part in content]
     if tag in _NAMED:
-        if len(parts) != len(_NAMED[tag]._fields) + (tag == "round" and len(parts) > _ROUND):
+        if len(parts) != len(_NAMED[tag]._fields) + (tag == "round"):
             raise ValueError(f"{len(parts)} parts of a {_NAMED[tag].__name__}")
-        return Round(*[*parts, None][: _ROUND + 1]) if tag == "round" else _NAMED[tag](*parts)
+        return _NAMED[tag](*parts)
     return tuple(parts) if tag == "tuple" else parts

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._files import is_newer, locked, parts_of, path_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
-from fedprompt.interfaces import Round
 
 _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
@@ -37,7 +35,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     which the next save removes first. The disk needs space for two states. One process at a time
     saves to a directory: a second one waits for 30 seconds. Others may load at the same time.
 
-    Each call writes the whole state. A :class:`Ledger` with a `path` adds only a few bytes to it.
+    Each call writes the whole state.
 
     Args:
         state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are
@@ -136,17 +134,10 @@ def load_checkpoint(
     check.require(_digest(tree, blob) == digest, "directory", rule, "other content")
     try:
         tensors = safetensors.torch.load(blob)
-        kinds = parsed(texts_of(blob).get(_DEVICES, "{}"))  # version 0.2 did not save them
+        kinds = parsed(texts_of(blob)[_DEVICES])
         for number, kind in kinds.items():
             tensors[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
-        state = unpacked(parsed(tree), tensors)
-        if isinstance(state, Round) and state.stateful is None:
-            warnings.warn(
-                "This checkpoint does not say which clients have a state, because it was made "
-                "before version 0.3. So a missing state is not found.",
-                stacklevel=2,
-            )
-        return state
+        return unpacked(parsed(tree), tensors)
     except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
         rule = f"be one of this machine, because tensors were on {sorted(set(kinds.values()))}"
         raise check.wrong("device", rule, device) from error
@@ -198,20 +189,14 @@ def _clean(directory: Path) -> None:
     `_check_not_lost` comes before, so tensors without a state are those of an interrupted save.
     """
     state = directory / _STATE
-    leftovers = set(_parts(directory, _TENSORS.pattern))
+    leftovers = set(parts_of(directory, _TENSORS.pattern))
     named = _named(state)
     if named is not None or not state.exists():
         leftovers |= {directory / name for name in _tensors(directory) - {named}}
     for leftover in leftovers:
         leftover.unlink()
-    for part in _parts(directory, re.escape(_STATE)):
+    for part in parts_of(directory, re.escape(_STATE)):
         part.unlink()  # last: it tells that they may go
-
-
-def _parts(directory: Path, name: str) -> list[Path]:
-    """List preliminary files, with those of earlier versions, whose names had no number."""
-    old = [path for path in directory.glob("*.part") if re.fullmatch(name, path.stem)]
-    return parts_of(directory, name) + [path for path in old if path.is_file()]
 
 
 def _tensors(directory: Path) -> set[str]:
@@ -226,7 +211,7 @@ def _check_not_lost(state: Path) -> None:
     An interrupted first save also leaves tensors without a state. It leaves a preliminary state
     that names them, too.
     """
-    begun = {_named(part) for part in _parts(state.parent, re.escape(_STATE))}
+    begun = {_named(part) for part in parts_of(state.parent, re.escape(_STATE))}
     fits = not _tensors(state.parent) - begun or state.exists()
     check.require(fits, "directory", f"contain {_STATE}, which names its tensors", "tensors alone")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import on_wide_device, wide_zeros, widened
+from fedprompt._conversions import widened
 from fedprompt.interfaces import Codec, Message, Payload, State, Weighted
 from fedprompt.interfaces.nouns import per_row
 
@@ -124,7 +124,11 @@ class _NameByName:
 
     def init(self, payload: Payload, /) -> State:
         form = nouns.form("payload", payload)
-        return {name: wide_zeros(entry.value) for name, entry in form.items() if self.needs_changes}
+        return {
+            name: widened(entry.value.new_zeros(entry.value.shape))
+            for name, entry in form.items()
+            if self.needs_changes
+        }
 
     def encode(
         self, payload: Payload, state: State, /
@@ -186,7 +190,7 @@ def _to_few(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     value, weight = entry
     check.tensor(f"state[{name!r}]", rest, torch.float64, value.shape)
-    wanted = (on_wide_device(entry.known.detach()) + rest).flatten()
+    wanted = (widened(entry.known.detach()) + rest).flatten()
     mask = per_row(weight > 0, value).expand_as(value).flatten().to(wanted.device)
     magnitude = torch.where(mask, wanted.abs(), -1.0)
     largest = magnitude.topk(_count(value, fraction)).indices.sort().values

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import rounded, widened
+from fedprompt._conversions import widened
 from fedprompt.interfaces import Weighted
 from fedprompt.interfaces.nouns import per_row
 
@@ -65,7 +65,7 @@ def class_means(
     count = torch.bincount(classes, minlength=num_classes)
     mean = sums / per_row(count.clamp(min=1), sums)
     dtype = torch.promote_types(values.dtype, torch.float32)
-    return Weighted(rounded(mean, values), count.to(values.device, dtype))
+    return Weighted(mean.to(values), count.to(values.device, dtype))
 
 
 def distillation_loss(

@@ -16,7 +16,7 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt._seals import Seal, check_seals
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
@@ -363,10 +363,10 @@ class _Engine(NamedTuple):
         first = start.server_round + 1
 
         def own() -> str:
-            ids = [*start.clients, *(start.stateful or ())]
+            ids = [*start.clients, *start.stateful]
             strange = [repr(client) for client in ids if not client.isdecimal()]
             check.nothing(strange, "start.clients", "have ids of clients as keys")
-            here = [client for client in start.stateful or () if is_here(int(client), self.group)]
+            here = [client for client in start.stateful if is_here(int(client), self.group)]
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
@@ -418,7 +418,7 @@ class _Engine(NamedTuple):
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
-        stateful = (now.stateful or frozenset()).union(*(tree["stateful"] for tree in trees))
+        stateful = now.stateful.union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
         payloads = {client: payload for client, payload in sent if payload is not None}
         if self.group:  # its payloads are copies

@@ -164,7 +164,7 @@ def test_a_save_that_fails_anywhere_leaves_a_complete_state(tmp_path, monkeypatc
         if not failed:
             break
         save_checkpoint(snapshot_of(1), tmp_path)
-        assert len(list(tmp_path.iterdir())) == 2
+        assert len(list(tmp_path.glob("[!.]*"))) == 2
     assert next(calls) == fatal > 1  # each call of the operation has failed once
     assert load_checkpoint(tmp_path)["number"] == 2
 
@@ -194,7 +194,7 @@ def large(number, size, text=""):
 
 
 def used(folder):
-    return sum(path.stat().st_size for path in folder.iterdir())
+    return sum(path.stat().st_size for path in folder.glob("[!.]*"))
 
 
 @contextmanager
@@ -256,7 +256,7 @@ def test_six_killed_saves_leave_the_files_of_one(tmp_path, monkeypatch, operatio
         save_checkpoint(large(number, 10_000), tmp_path)
         assert max(most) <= 2 * whole + 100
         assert load_checkpoint(tmp_path)["number"] == number
-        assert len(list(tmp_path.iterdir())) == 2
+        assert len(list(tmp_path.glob("[!.]*"))) == 2
 
 
 # Refusals.
@@ -273,7 +273,7 @@ def test_tensors_without_their_state_are_an_error(tmp_path):
             call(tmp_path)
     # The file of a later save that was killed.
     later = json.loads(state) | {"tensors": f"tensors-{16 * '0'}.safetensors"}
-    (tmp_path / "state.json.part").write_text(json.dumps(later))
+    (tmp_path / f"state.json.{16 * '0'}.part").write_text(json.dumps(later))
     with pytest.raises(ValueError, match="got tensors alone"):
         load_checkpoint(tmp_path, default=None)
     (tmp_path / "state.json").write_bytes(state)
@@ -303,7 +303,7 @@ def test_a_run_whose_first_save_was_killed_starts_again(tmp_path, monkeypatch, o
             assert load_checkpoint(directory, default=None) is None
         save_checkpoint(snapshot_of(2), directory)
         assert_same(load_checkpoint(directory), snapshot_of(2))
-        assert len(list(directory.iterdir())) == 2
+        assert len(list(directory.glob("[!.]*"))) == 2
 
 
 def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_path):
@@ -311,7 +311,7 @@ def test_without_a_checkpoint_the_default_is_returned_or_an_error_raised(tmp_pat
     assert load_checkpoint(tmp_path / "nowhere", default=7) == 7
     with pytest.raises(FileNotFoundError, match="`directory` must hold a checkpoint"):
         load_checkpoint(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("[!.]*"))
 
 
 Pair = namedtuple("Pair", "a b")
@@ -447,11 +447,11 @@ def test_other_files_are_kept(tmp_path, monkeypatch):
     for name in mine:
         (tmp_path / name).write_text("mine")
     (tmp_path / "tensors-x").mkdir()
-    for leftover in ("state.json.part", f"tensors-{16 * '0'}.safetensors.part"):
-        (tmp_path / leftover).write_text("of a save that was killed")
+    for name in ("state.json", f"tensors-{16 * '0'}.safetensors"):
+        (tmp_path / f"{name}.{16 * 'a'}.part").write_text("of a save that was killed")
     for number in (2, 1):
         save_checkpoint(snapshot_of(number), tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
+    names = {path.name for path in tmp_path.glob("[!.]*")}
     assert names > mine | {"tensors-x", "state.json"}
     assert len(names) == 7
     monkeypatch.chdir(tmp_path)

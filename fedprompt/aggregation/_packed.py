@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedprompt._float64 import wide_zeros, widened
+from fedprompt._conversions import widened
 from fedprompt.aggregation._payloads import ByName, Statistic
-from fedprompt.aggregation._sums import RowSums, as_entry, form_of
-from fedprompt.aggregation._wide import WideSum
+from fedprompt.aggregation._sums import RowSums, as_entry, form_of, quotient
 from fedprompt.interfaces import Weighted
 
 _SMALL = 2**14
@@ -63,7 +62,7 @@ class _Pack:
         self.like = Weighted._make(part.new_empty(()) for part in next(iter(entries.values())))
         columns = list(zip(*entries.values(), strict=True))
         self.joins = [_join(parts) for parts in columns]
-        self.value, self.weight = map(wide_zeros, self._flat(columns))
+        self.value, self.weight = (torch.zeros_like(widened(flat)) for flat in self._flat(columns))
         repeats = [
             value.shape[weight.ndim :].numel()
             for value, weight in entries.values()
@@ -97,13 +96,13 @@ class _Pack:
         for name, (value, weight) in self._parts(self.value, self.weight).items():
             likes = zip(self.like, (value, weight), strict=True)
             sums[name] = RowSums(Weighted._make(like.expand(part.shape) for like, part in likes))
-            sums[name].value.low, sums[name].weight.low = value, weight
+            sums[name].value, sums[name].weight = value, weight
         return sums
 
     def result(self) -> dict[str, Weighted]:
         """Return the mean of each name. Entries share no memory."""
         weight = self.weight.index_select(0, self.rows)  # of each value
-        mean = as_entry(WideSum(self.value).over(WideSum(weight)), weight, like=self.like).value
+        mean = as_entry(quotient(self.value, weight), weight, like=self.like).value
         rows = as_entry(self.weight, self.weight, like=self.like).weight
         return self._parts(mean, rows)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt.aggregation._sums import check_alike
 from fedprompt.interfaces import Payload
 

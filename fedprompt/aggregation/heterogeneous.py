@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-import torch
-
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.aggregation._sums import RowSums, as_entry
+from fedprompt.aggregation._sums import RowSums, as_entry, quotient
 from fedprompt.interfaces import Weighted
 
 _DIMS = "have one latent dimension for each entry"
@@ -94,7 +92,6 @@ def heterogeneous_means(
             beta = beta_of(dim, other) if callable(beta_of) else beta_of
             check.number(f"similarity({dim}, {other})", beta, at_least=0, at_most=1e18)
             total.add_sums(sent, beta)
-        evidence = total.weight.saturated()
-        total.weight.add(torch.full_like(evidence, smoothing))
-        teachers[dim] = as_entry(total.value.over(total.weight), evidence, like=first)
+        mean = quotient(total.value, total.weight + smoothing)
+        teachers[dim] = as_entry(mean, total.weight, like=first)
     return teachers

@@ -6,7 +6,7 @@ import torch
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import on_wide_device, rounded, widened
+from fedprompt._conversions import widened
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.interfaces.nouns import per_row
@@ -111,7 +111,7 @@ def _product(argument: str, payload: Payload, left: str, right: str) -> Weighted
     check.require(b.weight.ndim <= 1, f"{argument}[{left!r}].weight", rule, b.weight)
     weight = torch.where((a.weight > 0).all(), b.weight, 0.0)
     value = widened(b.known) @ widened(a.known)
-    return Weighted(value, on_wide_device(weight))
+    return Weighted(value, weight.to(value.device))
 
 
 def _residual(product: Weighted, b: Weighted, a: Weighted, rank: int | None) -> Weighted:
@@ -121,4 +121,4 @@ def _residual(product: Weighted, b: Weighted, a: Weighted, rank: int | None) -> 
     if rank is not None:
         left, sizes, right = torch.linalg.svd(value, full_matrices=False)
         value = (left[:, :rank] * sizes[:rank]) @ right[:rank]
-    return Weighted(rounded(value, b.value), product.weight.to(b.weight.device))
+    return Weighted(value.to(b.value), product.weight.to(b.weight.device))

@@ -25,8 +25,7 @@ def weighted_mean(
     their clients first.
 
     Sums are computed in float64, on the CPU if the device has no float64 (Apple's MPS). If clients
-    are added in the order of their ids, the means are bitwise identical on every engine. The mean
-    of finite entries is finite, even if a sum overflows float64.
+    are added in the order of their ids, the means are bitwise identical on every engine.
 
     Args:
         entries: Entries or payloads (at least one). All entries of a name have the same shapes,
@@ -37,8 +36,8 @@ def weighted_mean(
         largest number of its dtype if the total overflows. Rows of total weight 0 have value 0.
 
     Raises:
-        ValueError: If `entries` is empty, layouts differ, a weight is negative or not finite, or a
-            row of positive weight contains NaN or infinity.
+        ValueError: If `entries` is empty, layouts differ, a weight is negative or not finite, a row
+            of positive weight contains NaN or infinity, or a sum overflows float64.
 
     Example:
         Two clients know class 0; only the second knows class 1.

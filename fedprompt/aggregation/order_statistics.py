@@ -10,10 +10,9 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt.aggregation._payloads import aggregate
 from fedprompt.aggregation._sums import as_entry, check_alike
-from fedprompt.aggregation._wide import WideSum
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.interfaces.nouns import per_row
 
@@ -145,15 +144,14 @@ def _trimmed(entries: list[Weighted], *, fraction: float) -> Weighted:
     seen = _running(weight)
     low = fraction * seen[-1]
     share = (torch.minimum(seen, seen[-1] - low) - torch.maximum(seen - weight, low)).clamp(min=0)
-    value_sum = WideSum(torch.full_like(value[0], -0.0))  # adding to -0.0 keeps the sign of a zero
-    weight_sum = WideSum(torch.zeros_like(value[0]))
-    for client_value, client_share in zip(value, share, strict=True):
-        value_sum.add(client_value, client_share)
-        weight_sum.add(client_share)
+    kept = _running(share)[-1]
+    kept = torch.where(kept > 0, kept, 1.0)
+    mean = _running(value * share)[-1] / kept
+    mean = torch.where(mean.isfinite(), mean, _running(value * (share / kept))[-1])  # an overflow
     # Rounding must not move the mean out of the range of the remaining entries.
     lowest = torch.where(share > 0, value, torch.inf).amin(0)
     highest = torch.where(share > 0, value, -torch.inf).amax(0)
-    return as_entry(value_sum.over(weight_sum).clamp(lowest, highest), total, like=entries[0])
+    return as_entry(mean.clamp(lowest, highest), total, like=entries[0])
 
 
 def _sorted(entries: list[Weighted]) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import rounded, widened
+from fedprompt._conversions import widened
 from fedprompt.aggregation._rules import RowRule, check_state
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Server, ServerRule, ServerUpdate, State
@@ -131,4 +131,4 @@ class _Blend(RowRule):
         check_state(state, not state)
         if self.decay > 0:
             mean = torch.lerp(widened(mean), widened(previous), self.decay)
-        return rounded(mean, previous), state
+        return mean.to(previous), state

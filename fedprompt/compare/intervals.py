@@ -65,8 +65,10 @@ class Figure:
         return Figure(self.values[..., seeds], parts)
 
     def __sub__(self, other: "Figure") -> "Figure":
-        known = self.parts is not None and other.parts is not None
-        return Figure(self.values - other.values, self.parts - other.parts if known else None)
+        parts = None
+        if self.parts is not None and other.parts is not None:
+            parts = self.parts - other.parts
+        return Figure(self.values - other.values, parts)
 
 
 class Interval(NamedTuple):
@@ -195,7 +197,7 @@ def interval(figure: Figure) -> Interval:
         variance = np.maximum(crossed, np.maximum(over_seeds, over_images))
     share = over_seeds / np.maximum(variance, ROUNDING**2)
 
-    def p_value(t: Numbers) -> Numbers:
+    def p_value(t: Numbers) -> Any:
         tails = special.stdtr(seeds - 1, -t), special.stdtr(images - 1, -t)
         return 2 * (share * tails[0] + (1 - share) * tails[1])
 

@@ -1,10 +1,8 @@
-"""Labels of a data set, and its partition over clients: an index array for each client."""
+"""Partition of a data set over clients: an index array for each client."""
 
 from fedprompt.data.folders import Folder, read_folder
-from fedprompt.data.labels import labels_of
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
-from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
-from fedprompt.data.saved_shards import load_shards, save_shards
+from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
 from fedprompt.data.shares import (
     allocate,
     class_shares,
@@ -34,13 +32,9 @@ __all__ = [
     "group_split",
     "iid",
     "iid_shares",
-    "labels_of",
     "leave_one_out",
-    "load_shards",
     "pathological",
     "pathological_shares",
-    "quantity_skew",
     "read_folder",
-    "save_shards",
     "study_quiz_split",
 ]

@@ -136,47 +136,6 @@ def _capped_counts(
     return counts
 
 
-def quantity_skew(
-    labels: Labels,
-    num_clients: int,
-    *,
-    alpha: Alpha,
-    min_size: int | None = None,
-    generator: Generator,
-) -> list[Indices]:
-    """Give clients unlike numbers of samples, drawn at random whatever their labels.
-
-    The shares of all samples are drawn from a Dirichlet distribution. Clients have the class mix of
-    the data set, up to chance.
-
-    Args:
-        labels: Labels of at least one sample. Only their number matters.
-        num_clients: Number of clients, at least 1.
-        alpha: Concentration, above 0 and at most 1e12, or an array (clients, 1) with one for each
-            client. With a small one, a few clients have most of the samples.
-        min_size: Smallest number of samples of a client, as in :func:`dirichlet`.
-        generator: Source of randomness, of numpy or torch.
-
-    Returns:
-        For each client the positions of its samples in `labels`, ascending, int64. Every sample
-        has one owner.
-
-    Raises:
-        ValueError: If no draw reaches `min_size`, or, if it is None, a client has no samples.
-
-    Example:
-        >>> draw = np.random.default_rng(0)
-        >>> clients = quantity_skew([0, 1] * 500, 4, alpha=1.0, min_size=50, generator=draw)
-        >>> [len(client) for client in clients]
-        [351, 72, 299, 278]
-
-    References:
-        Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
-    """
-    whole = np.zeros_like(_arguments.some_labels(labels))
-    return dirichlet(whole, num_clients, alpha=alpha, min_size=min_size, generator=generator)
-
-
 def pathological(
     labels: Labels,
     num_clients: int,

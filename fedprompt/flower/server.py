@@ -112,7 +112,7 @@ class ServerStrategy(Strategy):
         self._exchange += 1
         ended, more = divmod(self._exchange, self.method.exchanges)
         if not more:
-            stateful = {*(self.now.stateful or ()), *self._wire.stateful}
+            stateful = {*self.now.stateful, *self._wire.stateful}
             self.now = Round(ended - 1, self._state, {}, stateful)
         return None, MetricRecord({"asked": len(self._asked), "accepted": len(payloads)})
 

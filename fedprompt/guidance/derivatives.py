@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fedprompt._refusals as check
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
 from fedprompt.guidance._passes import Evaluate, Parameters

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import single
+from fedprompt._conversions import single
 from fedprompt._random_streams import RandomStates
 from fedprompt.guidance import _passes
 from fedprompt.guidance._passes import Evaluate, Parameters, Passes

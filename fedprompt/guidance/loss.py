@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import single
+from fedprompt._conversions import single
 from fedprompt.interfaces import GuideLoss, Weighted
 
 

@@ -150,39 +150,33 @@ class Round(_Parts):
         server: State of the server.
         clients: State of each client that ever took part, by its id as a string. With ranks, these
             are the clients of this rank.
-        stateful: Ids of all clients whose state is not empty, on other ranks and nodes, too. If
-            None, they are not known, as in a checkpoint of version 0.2. If they are not given,
-            these are the clients with a state in `clients`.
+        stateful: Ids of all clients whose state is not empty, on other ranks and nodes, too. The
+            clients with a state in `clients` need not be given.
     """
 
-    stateful: frozenset[str] | None = None
+    stateful: frozenset[str] = frozenset()
 
     def __new__(
         cls,
         server_round: int,
         server: State,
         clients: Mapping[str, State],
-        stateful: Iterable[str] | None = (),
+        stateful: Iterable[str] = (),
     ) -> "Round":
         """Make a round."""
         made = super().__new__(cls, server_round, server, clients)
-        if stateful == ():
-            stateful = _holders(clients)
-        if stateful is not None:
-            check.iterable("stateful", stateful, "ids of clients, as strings")
-            check.texts("stateful", stateful := list(stateful), at_least=0)
-        made.stateful = None if stateful is None else frozenset(stateful)
+        check.iterable("stateful", stateful, "ids of clients, as strings")
+        check.texts("stateful", stateful := list(stateful), at_least=0)
+        states = clients.items() if isinstance(clients, Mapping) else ()
+        made.stateful = frozenset(stateful) | {client for client, state in states if state}
         return made
 
     def _replace(self, **changes: Any) -> "Round":
-        known = changes.pop("stateful", self.stateful)
-        if known is not None:
-            known = frozenset(known) | _holders(changes.get("clients"))
-        return Round(**{**self._asdict(), **changes}, stateful=known)
+        return Round(**{**self._asdict(), "stateful": self.stateful, **changes})
 
     def missed(self, client: int | str) -> bool:
         """Whether a client has a state, and the state is not here."""
-        return str(client) in (self.stateful or ()) and not self.clients.get(str(client))
+        return str(client) in self.stateful and not self.clients.get(str(client))
 
     def model(self, method: Method, data: Any, client: int | None = None) -> Any:
         """Return the model with which a client predicts after this round.
@@ -284,8 +278,3 @@ def check_takes_part(data: Any, client: int, server_round: int) -> None:
     rule = "have clients of `setting.clients`, because the others only predict"
     got = f"client {client} in round {server_round}"
     check.require(clients is None or client in clients, "cohorts", rule, got)
-
-
-def _holders(clients: Any) -> frozenset[str]:
-    states = clients.items() if isinstance(clients, Mapping) else ()
-    return frozenset(client for client, state in states if state)

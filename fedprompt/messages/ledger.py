@@ -1,80 +1,34 @@
 """Accounting of the bytes that clients and server send."""
 
-import csv
-import hashlib
-import json
-import os
-from collections.abc import Hashable, Iterable, Mapping
-from io import StringIO
-from os import PathLike
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import fedprompt._refusals as check
-from fedprompt._files import file_of, locked, path_of, replace_file
-from fedprompt._trees import packed, parsed, unpacked
 from fedprompt.interfaces import Message
 from fedprompt.messages.payload import num_bytes
 
 Direction = Literal["up", "down"]
 
 
-class LedgerEntry(NamedTuple):
-    """Row of a :class:`Ledger`: one message.
+class Sent(NamedTuple):
+    """Bytes of the messages of a client in a round and a direction.
 
     Attributes:
-        server_round: Round (0-based).
-        client: Id of the client.
-        direction: "up" from the client, or "down" to it.
         num_bytes: Number of bytes, as counted by :func:`num_bytes`.
-        framed: Length of the blob that carried the message; 0 without a blob.
+        framed: Length of the blobs that carried the messages; 0 without blobs.
     """
 
-    server_round: int
-    client: Hashable
-    direction: Direction
     num_bytes: int
-    framed: int = 0
-
-
-class Written(NamedTuple):
-    """Part of a file that has been written: its path, its length and a digest line by line."""
-
-    path: str | PathLike[str] | None = None
-    num_entries: int = 0
-    num_bytes: int = 0
-    sha256: str = ""
-
-    def followed_by(self, lines: Iterable[bytes]) -> "Written":
-        """Add lines to the part that has been written."""
-        path, count, length, digest = self
-        for line in lines:
-            digest = hashlib.sha256(digest.encode() + line).hexdigest()
-            count += 1
-            length += len(line)
-        return Written(path, count, length, digest)
-
-    def mark(self) -> dict[str, Any]:
-        """Return length and digest, without the path: the state of a ledger with a file."""
-        return {field: getattr(self, field) for field in MARK}
-
-
-MARK = Written._fields[1:]
+    framed: int
 
 
 class Ledger:
     """Counts the bytes of messages, per client, round and direction.
 
-    Without `path`, :meth:`state_dict` holds every entry, so it grows from round to round. With
-    `path`, it appends the new entries to a file and returns a state of constant size.
-
-    Args:
-        path: File for the entries, one line of JSON each. If None, they are part of the state. A
-            file that exists must be loaded by :meth:`load_state_dict`; it is not overwritten.
-
     Attributes:
-        entries: For each recorded message that is not empty, in the order of recording, a named
-            tuple (server_round, client, direction, num_bytes, framed).
-        path: File for the entries, or None.
+        sent: Bytes by (client, server_round, direction), in the order of the first messages. Empty
+            messages are left out.
+        last: Bytes of each entry of the last message, by name.
 
     Example:
         >>> ledger = Ledger()
@@ -89,12 +43,9 @@ class Ledger:
         all          1        40           0
     """
 
-    def __init__(self, path: str | PathLike[str] | None = None) -> None:
-        check.optional(path_of, "path", path)
-        self.path = path
-        self.entries: list[LedgerEntry] = []
-        self._written = Written()
-        self._last = False  # whether the last write to the file was this ledger's
+    def __init__(self) -> None:
+        self.sent: dict[tuple[Hashable, int, Direction], Sent] = {}
+        self.last: dict[str, int] = {}
 
     def record(
         self,
@@ -118,13 +69,17 @@ class Ledger:
             ValueError: If `framed` is less than the message needs, or a weight is negative or not
                 finite. Nothing is recorded after an error.
         """
-        size = num_bytes(message)
-        entry = LedgerEntry(server_round, client, direction, size, framed)
-        _check_entry(entry, "{}")
+        check.names("message", message, "map names to tensors or Weighted")
+        sizes = {name: num_bytes({name: entry}) for name, entry in message.items()}
+        size = sum(sizes.values())
+        _check_row("", client, server_round, direction, size, framed)
         rule = f"be the length of a blob with the {size} bytes of `message`"
         check.require(not framed or (message and framed >= size), "framed", rule, framed)
+        self.last = sizes
         if message:
-            self.entries.append(entry._replace(server_round=int(server_round), framed=int(framed)))
+            key = client, int(server_round), direction
+            before = self.sent.get(key, Sent(0, 0))
+            self.sent[key] = Sent(before.num_bytes + size, before.framed + int(framed))
 
     def total(
         self,
@@ -134,7 +89,7 @@ class Ledger:
         server_round: int | None = None,
         framed: bool = False,
     ) -> int:
-        """Sum the bytes of the entries that match all given fields.
+        """Sum the bytes of all messages that match the given fields.
 
         Args:
             direction: "up" or "down". If None, both.
@@ -147,11 +102,11 @@ class Ledger:
         check.optional(_check_client, "client", client)
         check.optional(check.count, "server_round", server_round, at_least=0)
         return sum(
-            entry.framed if framed else entry.num_bytes
-            for entry in self.entries
-            if direction in (None, entry.direction)
-            and client in (None, entry.client)
-            and server_round in (None, entry.server_round)
+            sent.framed if framed else sent.num_bytes
+            for (sender, when, way), sent in self.sent.items()
+            if direction in (None, way)
+            and client in (None, sender)
+            and server_round in (None, when)
         )
 
     def table(self) -> str:
@@ -159,183 +114,89 @@ class Ledger:
 
         Lengths of blobs have separate columns if any was recorded.
         """
-        entries: dict[Hashable, list[LedgerEntry]] = {}
-        for entry in self.entries:
-            entries.setdefault(entry.client, []).append(entry)
-        titles = ("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")
-        rows = [titles, *(_summary(client, sent) for client, sent in entries.items())]
-        rows.append(_summary("all", self.entries))
-        if not any(entry.framed for entry in self.entries):
+        clients = list(dict.fromkeys(client for client, _, _ in self.sent))
+        rows = [("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")]
+        for label, client in [*zip(clients, clients, strict=True), ("all", None)]:
+            rounds = {when for sender, when, _ in self.sent if client in (None, sender)}
+            sums = [
+                self.total(direction=direction, client=client, framed=framed)
+                for framed in (False, True)
+                for direction in get_args(Direction)
+            ]
+            rows.append((str(label), *map(str, (len(rounds), *sums))))
+        if not self.total(framed=True):
             rows = [row[:4] for row in rows]
-        cells = [list(map(str, row)) for row in rows]
-        first, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
-        aligned = ([row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in cells)
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        aligned = ([row[0].ljust(first), *map(str.rjust, row[1:], widths)] for row in rows)
         return "\n".join(map("  ".join, aligned))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that :meth:`load_state_dict` restores.
 
-        With a `path`, new entries are first appended to the file and synchronized to the disk.
-        Content after them is replaced, so that a run continues correctly after a kill between this
-        call and its checkpoint.
-
-        Returns:
-            Without a `path`, a list of values for each field of an entry. With a `path`, the number
-            of entries, the length of the file in bytes, and a digest. :func:`save_checkpoint`
-            accepts both.
-
-        Raises:
-            ValueError: If the file exists, is not empty, and was neither written nor loaded by this
-                ledger. So a run that is started again by mistake does not destroy the file. If a
-                run was killed before its first checkpoint, delete the file.
+        It has one row for each client, round and direction, and :func:`save_checkpoint` accepts it.
 
         Example:
             >>> ledger = Ledger()
             >>> ledger.record({"head": torch.zeros(5)}, direction="up", client=0, server_round=0)
+            >>> ledger.state_dict()
+            {'sent': [(0, 0, 'up', 20, 0)], 'last': {'head': 20}}
             >>> again = Ledger()
             >>> again.load_state_dict(ledger.state_dict())
-            >>> again.entries == ledger.entries
+            >>> again.sent == ledger.sent
             True
         """
-        if self.path is None:
-            fields = LedgerEntry._fields
-            return {field: [getattr(entry, field) for entry in self.entries] for field in fields}
-        self._append(self.path)
-        return self._written.mark()
+        return {"sent": [(*key, *sent) for key, sent in self.sent.items()], "last": {**self.last}}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Replace all entries by the entries of a state.
+        """Replace all counts by the counts of a state.
 
         Args:
-            state: State of a ledger without a `path`, or of one with the same `path`.
+            state: State of :meth:`state_dict`.
 
         Raises:
-            ValueError: If `state` has other fields, lists of unequal length or impossible values,
-                or if the file has other content. The ledger is unchanged then.
+            ValueError: If `state` has other fields or impossible values. The ledger is unchanged
+                then.
         """
         check.instance("state", state, Mapping, "be a state of `state_dict`")
-        if set(state) == set(MARK):
-            self.entries, self._written = _read_entries(self.path, state)
-        else:
-            self.entries = _entries_of(state)
-            self._written = Written(self._written.path)
-        self._last = False
-
-    def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write every entry to a CSV file with a header.
-
-        Args:
-            path: Path of the file. An existing file is replaced.
-        """
-        file = file_of(path)
-        text = StringIO(newline="")
-        writer = csv.writer(text)
-        writer.writerow(LedgerEntry._fields)
-        writer.writerows(self.entries)
-        replace_file(file, text.getvalue().encode())
-
-    def _append(self, path: str | PathLike[str]) -> None:
-        """Write the entries that the file lacks, over the remains of an interrupted write."""
-        file = file_of(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with locked(file):
-            foreign = self._written.path != path
-            size = file.stat().st_size if file.exists() else 0
-            rule = "be a new file, or one that this ledger wrote or loaded (load_state_dict)"
-            check.require(not foreign or not size, "path", rule, f"one of {size} bytes")
-            if foreign or self._written.num_entries > len(self.entries):
-                self._written = Written(path)
-            elif self._last and size != self._written.num_bytes:
-                rule = f"have the {self._written.num_bytes} bytes that this ledger wrote"
-                raise check.wrong("path", rule, f"{size}, so another process writes it")
-            lines = [_line_of(entry) for entry in self.entries[self._written.num_entries :]]
-            self._last = False  # a write that fails is repeated
-            with file.open("ab") as stream:
-                stream.truncate(self._written.num_bytes)
-                stream.write(b"".join(lines))
-                stream.flush()
-                os.fsync(stream.fileno())
-            self._written = self._written.followed_by(lines)
-            self._last = True
+        if set(state) != {"sent", "last"}:
+            raise check.wrong("state", "have the keys sent and last", sorted(map(str, state)))
+        check.instance("state['sent']", state["sent"], list, "be a list")
+        sent: dict[tuple[Hashable, int, Direction], Sent] = {}
+        for position, row in enumerate(state["sent"]):
+            place = f"state['sent'][{position}]"
+            rule = "be a tuple (client, server_round, direction, num_bytes, framed)"
+            check.require(isinstance(row, tuple) and len(row) == 5, place, rule, check.kind(row))
+            _check_row(f"{place}.", *row)
+            check.require(
+                row[:3] not in sent, place, "be of another client, round or direction", row
+            )
+            sent[row[:3]] = Sent(*row[3:])
+        check.names("state['last']", state["last"], "map names to numbers of bytes")
+        for name, size in state["last"].items():
+            check.count(f"state['last'][{name!r}]", size, at_least=0)
+        self.sent, self.last = sent, {**state["last"]}
 
 
-def _summary(label: object, entries: list[LedgerEntry]) -> tuple[object, ...]:
-    sums = [
-        sum(getattr(entry, field) for entry in entries if entry.direction == direction)
-        for field in ("num_bytes", "framed")
-        for direction in get_args(Direction)
-    ]
-    return label, len({entry.server_round for entry in entries}), *sums
-
-
-def _line_of(entry: LedgerEntry) -> bytes:
-    """Write an entry as one line of JSON."""
-    return json.dumps(packed(tuple(entry), "entry", {})["tuple"]).encode() + b"\n"
-
-
-def _read_entries(
-    path: str | PathLike[str] | None, state: Mapping[str, Any]
-) -> tuple[list[LedgerEntry], Written]:
-    """Read the part of a file that a state describes."""
-    rule = "contain the entries if `path` is None"
-    check.require(path is not None, "state", rule, "the state of a file")
-    for field in ("num_entries", "num_bytes"):
-        check.count(f"state[{field!r}]", state[field], at_least=0)
-    file = file_of(path)
-    lines = []
-    if file.exists():
-        with file.open("rb") as stream:
-            found = stream.read(min(state["num_bytes"], file.stat().st_size))
-        lines = found.splitlines(keepends=True)
-    written = Written(path).followed_by(lines)
-    rule = f"contain the {state['num_entries']} entries that were saved"
-    got = f"{len(lines)} entries in {written.num_bytes} bytes, or another digest"
-    check.require(written.mark() == dict(state), "path", rule, got)
-    try:
-        return [_entry_of(line) for line in lines], written
-    except (ValueError, TypeError) as error:
-        raise check.wrong("path", "contain entries as a ledger writes them", error) from error
-
-
-def _entry_of(line: bytes) -> LedgerEntry:
-    fields = parsed(line)
-    rule = f"be a list of {len(LedgerEntry._fields)} fields"
-    fits = isinstance(fields, list) and len(fields) == len(LedgerEntry._fields)
-    check.require(fits, "line", rule, check.kind(fields))
-    entry = LedgerEntry(*(unpacked(field, {}) for field in fields))
-    _check_entry(entry, "line.{}")
-    return entry
-
-
-def _entries_of(state: Mapping[str, Any]) -> list[LedgerEntry]:
-    """Make the entries of a state without a file."""
-    if set(state) != set(LedgerEntry._fields):
-        fields = ", ".join(LedgerEntry._fields)
-        raise check.wrong("state", f"have the keys {fields}", ", ".join(map(str, state)) or "none")
-    columns = [state[field] for field in LedgerEntry._fields]
-    for field, column in zip(LedgerEntry._fields, columns, strict=True):
-        check.instance(f"state[{field!r}]", column, list, "be a list")
-    sizes = {len(column) for column in columns}
-    got = f"lengths from {min(sizes)} to {max(sizes)}"
-    check.require(len(sizes) == 1, "state", "have lists of equal length", got)
-    entries = [LedgerEntry(*values) for values in zip(*columns, strict=True)]
-    for position, entry in enumerate(entries):
-        _check_entry(entry, f"state['{{}}'][{position}]")
-    return entries
+def _check_row(
+    place: str,
+    client: object,
+    server_round: object,
+    direction: object,
+    size: object,
+    framed: object,
+) -> None:
+    """Require the fields of a row that :meth:`Ledger.record` could have made."""
+    _check_direction(f"{place}direction", direction)
+    _check_client(f"{place}client", client)
+    numbers = {"server_round": server_round, "num_bytes": size, "framed": framed}
+    for field, number in numbers.items():
+        check.count(f"{place}{field}", number, at_least=0)
 
 
 def _check_direction(argument: str, direction: object) -> None:
     """Require a direction."""
     if not isinstance(direction, str) or direction not in get_args(Direction):
         raise check.wrong(argument, "be 'up' or 'down'", check.kind(direction))
-
-
-def _check_entry(entry: LedgerEntry, place: str) -> None:
-    """Require an entry that :meth:`Ledger.record` could have made."""
-    for field in ("server_round", "num_bytes", "framed"):
-        check.count(place.format(field), getattr(entry, field), at_least=0)
-    _check_direction(place.format("direction"), entry.direction)
-    _check_client(place.format("client"), entry.client)
 
 
 def _check_client(argument: str, client: object) -> None:

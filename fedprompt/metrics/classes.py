@@ -191,7 +191,8 @@ def balanced_weights(
     """
     numbers = convert.counts("weights", weights, "(..., tests)", ndims=range(1, 10))
     check.labels("labels", labels, sys.maxsize, size=numbers.shape[-1], of="tests of `weights`")
-    _, classes = labels.cpu().unique(return_inverse=True)
+    found: Any = torch.unique(labels.cpu(), return_inverse=True)
+    classes: Tensor = found[1]
     shape = (*numbers.shape[:-1], int(classes.max()) + 1)
     totals = numbers.new_zeros(shape).index_add(-1, classes, numbers)
     present = (totals > 0).sum(-1, keepdim=True).clamp(min=1)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import on_wide_device
+from fedprompt._conversions import widened
 
 NEVER_SEEDED = torch.Generator().initial_seed()  # the same for every new generator
 CHUNK = 2**15  # random words of 8 bytes for one call to the operating system
@@ -57,7 +57,7 @@ def with_noise(
     value: Float[Tensor, "*shape"], *, sigma: float, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
     """Add independent normal deviates times `sigma`, in float64."""
-    value = on_wide_device(value)
+    value = widened(value)
     noise = normal(value.shape, generator=generator).to(value.device)
     return noise.mul_(sigma).add_(value)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import on_wide_device, rounded, wide_zeros, widened
+from fedprompt._conversions import widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._randomness import check_source, deviation, with_noise
 
@@ -56,7 +56,7 @@ def clip_norm(
     nouns.payload(payload)
     check.optional(check.tensors, "center", center)
     origin = {
-        name: wide_zeros(entry.value)
+        name: widened(torch.zeros_like(entry.value))
         if center is None
         else widened(nouns.value_of("center", center, name, entry))
         for name, entry in payload.items()
@@ -215,7 +215,7 @@ def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
     The difference itself may overflow float64.
     """
     half = widened(entry.value) / 2 - origin / 2
-    return Weighted(half, on_wide_device(entry.weight)).known.reshape(1, -1)
+    return Weighted(half, entry.weight.to(half.device)).known.reshape(1, -1)
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:
@@ -237,7 +237,7 @@ def _capped(weight: Tensor, max_weight: float) -> Tensor:
     limit = limit.clamp(max=torch.finfo(weight.dtype).max)
     if limit.item() > max_weight:
         limit = limit - _unit_in_the_last_place(limit, weight.dtype)
-    return weight.clamp(max=rounded(limit, weight))
+    return weight.clamp(max=limit.to(weight))
 
 
 def _unit_in_the_last_place(number: Tensor, dtype: torch.dtype) -> Tensor:

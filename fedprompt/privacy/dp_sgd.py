@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import fedprompt._refusals as check
-from fedprompt._float64 import on_wide_device
 from fedprompt._threads import reading
 from fedprompt.privacy._copies import Copies, twin_of
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
@@ -158,7 +157,8 @@ def clipped_sum(
     if None in batches.values() or len(set(batches.values())) > 1:
         raise check.wrong("gradients", "all have shape (batch, ...)", f"batches {batches}")
     flat = {name: gradient[..., None].flatten(1) for name, gradient in gradients.items()}
-    rows = {name: on_wide_device(row) for name, row in flat.items()}
+    # MPS has no float64.
+    rows = {name: row.cpu() if row.device.type == "mps" else row for name, row in flat.items()}
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm)
     sums = {}
     for name, row in rows.items():

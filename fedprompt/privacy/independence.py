@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import fedprompt._refusals as check
-from fedprompt._float64 import widened
+from fedprompt._conversions import widened
 from fedprompt._random_streams import RandomStreams
 
 _Model = Callable[..., Any]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import rounded, widened
+from fedprompt._conversions import widened
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.interfaces.nouns import per_row
 
@@ -83,8 +83,8 @@ def from_sum(vector: Float[Tensor, " length"], *, like: Payload) -> dict[str, We
         total, weight = (next(pieces).reshape(tensor.shape) for tensor in entry)
         check.nonnegative(f"vector as total weights of {name!r}", weight)
         quotient = Weighted(total / per_row(weight, total), weight)
-        mean = rounded(quotient.known, entry.value)
+        mean = quotient.known.to(entry.value)
         check.finite(f"vector as means of {name!r} in {mean.dtype}", mean)
         largest = torch.finfo(entry.weight.dtype).max
-        means[name] = Weighted(mean, rounded(weight.clamp(max=largest), entry.weight))
+        means[name] = Weighted(mean, weight.clamp(max=largest).to(entry.weight))
     return {name: means[name] for name in like}

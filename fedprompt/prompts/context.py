@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._float64 import single
+from fedprompt._conversions import single
 from fedprompt._random_streams import device_of
 from fedprompt.interfaces import ClassNames, PromptedText
 from fedprompt.prompts._streams import normal_values

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import rounded, single, widened
+from fedprompt._conversions import single, widened
 from fedprompt.interfaces import Weighted
 
 _QUERY = "be a floating-point tensor (batch, dim)"
@@ -33,7 +33,7 @@ def query_mean(query: Float[Tensor, "batch dim"]) -> Weighted:
     check.number_tensor("query", query, _QUERY, ndim=2, read=True)
     check.dense("query", query)
     number = query.shape[0]
-    mean = rounded(widened(query).sum(0) / max(number, 1), single(query))
+    mean = (widened(query).sum(0) / max(number, 1)).to(single(query))
     return Weighted(mean, torch.tensor(float(number)).to(query.device))
 
 

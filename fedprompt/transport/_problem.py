@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._float64 import supports_float64
 from fedprompt.interfaces import Coupling
 
 CHUNK = {"cpu": 2**18}
@@ -51,7 +50,7 @@ class Problem(NamedTuple):
 
     def double(self) -> "Problem":
         """Return the same problems in float64, on devices that support it."""
-        if not supports_float64(self.cost.device):
+        if self.cost.device.type == "mps":
             return self
         wide = {name: getattr(self, name).double() for name in ("cost", "a", "b", "pinned")}
         return self._replace(**wide)

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fedprompt._float64 import rounded
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, couple, violation
 
@@ -66,7 +65,7 @@ def _simplex(problem: Problem) -> Solution:
         plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
         plans.append(total * torch.from_numpy(plan)[:, :-1].T)
     plan = torch.stack(plans) if plans else problem.cost
-    return _at_once(rounded(plan, problem.cost), problem)
+    return _at_once(plan.to(problem.cost), problem)
 
 
 def independent(

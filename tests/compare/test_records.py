@@ -63,7 +63,7 @@ def test_a_line_that_was_cut_is_replaced_and_the_others_stay(tmp_path):
         path.write_text(before)
         records.append(path, record)
         assert path.read_text() == line * count
-    assert [each.name for each in path.parent.iterdir()] == ["r.jsonl"]
+    assert [each.name for each in path.parent.glob("[!.]*")] == ["r.jsonl"]
 
 
 def test_figures_have_six_digits():

@@ -248,7 +248,7 @@ def test_three_seeds_run_next_to_training_alone(digits, ran, tmp_path):
     ]
     lines = (out / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in lines] == ["pFedMe", "Training alone"]
-    assert [path.name for path in out.iterdir()] == ["records.jsonl"]
+    assert [path.name for path in out.glob("[!.]*")] == ["records.jsonl"]
 
 
 def test_several_workers_get_problems_and_functions_that_can_be_sent(digits, monkeypatch):

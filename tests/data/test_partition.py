@@ -21,7 +21,6 @@ from fedprompt.data import (
     iid,
     iid_shares,
     pathological,
-    quantity_skew,
     study_quiz_split,
 )
 from references.partition import capped_dirichlet, class_counts
@@ -45,7 +44,6 @@ DISJOINT: dict[str, Callable] = {
     "dirichlet, capped": of(dirichlet, num_clients=5, alpha=0.3, capped=True),
     "dirichlet, a minimum": of(dirichlet, num_clients=5, alpha=0.3, min_per_class=1),
     "dirichlet_sizes": of(dirichlet_sizes, sizes=[90, 20, 90], alpha=0.3),
-    "quantity_skew": of(quantity_skew, num_clients=5, alpha=2.0),
     "iid": of(iid, num_clients=7),
     "pathological": of(pathological, num_clients=9, classes_per_client=2),
     "study_quiz_split": of(study_quiz_split, quiz_size=16),
@@ -235,7 +233,7 @@ def test_clients_have_given_sizes_and_random_mixes() -> None:
 
 def test_sizes_have_a_dirichlet_distribution() -> None:
     draw = np.random.default_rng(0)
-    parts = [quantity_skew([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(300)]
+    parts = [dirichlet([7] * 300, 4, alpha=2.0, min_size=0, generator=draw) for _ in range(300)]
     shares = np.array([[len(client) for client in part] for part in parts]) / 300
     np.testing.assert_allclose(shares.var(0), (1 / 4) * (3 / 4) / (4 * 2 + 1), rtol=0.2)
 

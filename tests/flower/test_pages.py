@@ -38,7 +38,7 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
     )
     shown = f"{torch.full((3,), second)}\n"
     assert capsys.readouterr().out == shown * 3
-    assert len(names["ledger"].entries) == 8
+    assert len(names["ledger"].sent) == 8
 
 
 def test_the_examples_of_the_docstrings_run():

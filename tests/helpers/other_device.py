@@ -8,9 +8,87 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import narrow_device
-from narrow_device import TYPE, Narrow
+COPY = torch.ops.aten._to_copy.default
+INDEX = torch.ops.aten.index.Tensor
+TYPE = "meta"  # a device type that every build of PyTorch has, and whose kernels never run here
+
+
+class Held(Tensor):
+    """A tensor of the stand-in device. Its numbers are in `held`, a tensor on the CPU."""
+
+    held: Tensor
+    is_meta = False  # it has numbers
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Held":
+        tensor = Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(TYPE),
+        )
+        tensor.held = held
+        return tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError("use the stand-in device inside `other_device`")
+
+    def tolist(self) -> Any:
+        return self.held.tolist()
+
+    def new_tensor(self, data: Any) -> Tensor:
+        return torch.tensor(data, dtype=self.dtype).to(TYPE)
+
+
+class _Device(TorchDispatchMode):
+    """Run each operator on the CPU; refuse operands on two devices."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import it, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        here: list[Held] = []
+        elsewhere: list[Tensor] = []
+
+        def held(tensor: Tensor) -> Tensor:
+            if isinstance(tensor, Held):
+                here.append(tensor)
+                return tensor.held
+            elsewhere.append(tensor)
+            return tensor
+
+        operands = _changed(args, held)
+        options = {name: _changed(value, held) for name, value in (kwargs or {}).items()}
+        if any(tensor.is_meta for tensor in elsewhere):
+            raise NotImplementedError("the stand-in device lost the numbers of a tensor")
+        if func is INDEX and here and args[0] is here[0]:
+            elsewhere = []  # as on a GPU, positions may be on the CPU
+        if here and func is not COPY and any(tensor.ndim for tensor in elsewhere):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device")
+        wanted = options.get("device") or (here[0].device if here else None)
+        inside = wanted is not None and torch.device(wanted).type == TYPE
+        if inside and "device" in options:
+            options["device"] = torch.device("cpu")
+        result = func(*operands, **options)
+        return _changed(result, Held) if inside else result
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change a tensor, or the tensors of a list: operators take and return nothing deeper.
+
+    With PyTorch's functions for any tree, the stand-in takes twice as long.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_changed(each, change) for each in value])
+    return value
 
 
 class _Generator(torch.Generator):
@@ -75,16 +153,25 @@ def _copied(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def other_device() -> Iterator[torch.device]:
-    """Yield the stand-in device. Unlike :func:`narrow_device.narrow_device`, it has float64."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(narrow_device, "_checked", Narrow)
-        with narrow_device.narrow_device() as device, _Strict():
-            patch.setattr(torch, "Generator", _Maker)
-            patch.setattr(torch, "get_device_module", _module)
-            patch.setattr(torch, "tensor", _copied(torch.tensor))
-            patch.setattr(torch, "as_tensor", _copied(torch.as_tensor))
-            torch.__future__.set_overwrite_module_params_on_conversion(True)
-            try:
-                yield torch.device(device)
-            finally:
-                torch.__future__.set_overwrite_module_params_on_conversion(False)
+    """Yield the stand-in device."""
+    autocast, orthogonal = torch.autocast, torch.nn.init.orthogonal_
+
+    def on_cpu(device: str, **options: Any) -> torch.autocast:
+        return autocast("cpu" if device == TYPE else device, **options)
+
+    def of_held(tensor: Tensor, *options: Any, **more: Any) -> Tensor:
+        orthogonal(getattr(tensor, "held", tensor), *options, **more)
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch, _Device(), _Strict():
+        patch.setattr(torch, "autocast", on_cpu)  # the device type of the stand-in has none
+        patch.setattr(torch.nn.init, "orthogonal_", of_held)  # transposes a tensor in place
+        patch.setattr(torch, "Generator", _Maker)
+        patch.setattr(torch, "get_device_module", _module)
+        patch.setattr(torch, "tensor", _copied(torch.tensor))
+        patch.setattr(torch, "as_tensor", _copied(torch.as_tensor))
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            yield torch.device(TYPE)
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(False)

@@ -18,7 +18,7 @@ def test_contexts_of_different_lengths_send_messages_of_one_size():
     assert len(lengths) > 1
     assert lengths <= set(range(2, 9))
     size = 4 * federation.length * federation.tower.dim
-    assert {entry.num_bytes for entry in federation.ledger.entries} == {size, size + 4}
+    assert {sent.num_bytes for sent in federation.ledger.sent.values()} == {size, size + 4}
 
 
 def test_contexts_fit_in_front_of_the_longest_name():

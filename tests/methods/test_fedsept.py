@@ -86,7 +86,7 @@ def test_only_the_factors_are_sent():
     made = clip_federation(rounds=1, clients=[0, 1], cohort_size=2)
     predictions = last(fedsept, made, rank=2)
     size = 8 * (4 * made.length * 2)
-    assert {entry.num_bytes for entry in made.ledger.entries} == {size, size + 4}
+    assert {sent.num_bytes for sent in made.ledger.sent.values()} == {size, size + 4}
     first, second = (parameters(predictions, client) for client in (0, 1))
     assert torch.equal(first.pop("experts"), second.pop("experts"))
     assert not any(torch.equal(first[name], second[name]) for name in first if first[name].any())

@@ -157,9 +157,36 @@ def test_the_success_of_an_attack_counts_the_samples_of_other_classes() -> None:
         assert metrics.attack_success(table, target=target) == pytest.approx(expected, abs=1e-12)
 
 
+def test_balanced_weights_give_the_balanced_accuracy_of_each_client() -> None:
+    """Against scikit-learn on own tests, which may overlap, and by hand for shares of classes."""
+    draw = torch.Generator().manual_seed(3)
+    labels, said = torch.randint(4, (2, 40), generator=draw)
+    own = torch.rand(3, 40, generator=draw) < torch.tensor([[0.2], [0.5], [1.0]])
+    own[0, labels == 2] = False
+    found = (metrics.balanced_weights(own.long(), labels) * (said == labels)).sum(-1)
+    for client, mask in enumerate(own):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of predicted classes without samples
+            expected = balanced_accuracy_score(labels[mask], said[mask])
+        assert found[client].item() == pytest.approx(expected, abs=1e-12)
+    shares = torch.tensor([[3.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    found = metrics.balanced_weights(shares, torch.tensor([7, 7, 1]))
+    assert found.tolist() == [[0.75, 0.25, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_the_constant_is_the_most_frequent_training_class() -> None:
+    """A tie, a client without images, and the counts of all clients."""
+    counts, labels = torch.tensor([[1, 4, 4], [5, 0, 1], [0, 0, 0]]), torch.tensor([2, 0, 1, 0])
+    third = [1 / 3] * 4
+    expected = [[0, 0, 1, 0], [0, 1, 0, 1], third]
+    assert metrics.most_frequent_class(counts, labels).tolist() == expected
+    assert metrics.most_frequent_class(counts.sum(0), labels).tolist() == [0, 1, 0, 1]
+
+
 PAIR = (torch.eye(2), torch.tensor([0, 1]))
 FAR = (torch.eye(2), torch.tensor([0, 2]))
 LABEL = torch.tensor([0])
+LABELS = torch.tensor([0, 1])
 
 
 def measured(*batches, predict=lambda batch: batch, num_classes=2):
@@ -191,5 +218,10 @@ macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
 metrics.attack_success(torch.eye(2), target=2) -> ValueError: `target` must lie in [0, 2); got 2.
 metrics.attack_success(torch.eye(2), target=-1) -> ValueError: `target` must be at least 0; got -1.
 metrics.attack_success(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), target=0) -> ValueError: `table` must
+metrics.balanced_weights(-torch.eye(2), LABELS) -> ValueError: `weights` must be finite and at least
+metrics.balanced_weights(torch.eye(2), LABEL) -> ValueError: `labels` must have one entry for each
+metrics.balanced_weights(torch.eye(2), LABELS - 1) -> ValueError: `labels` must lie in [0,
+metrics.most_frequent_class(-torch.eye(2), LABELS) -> ValueError: `counts` must be finite and at
+metrics.most_frequent_class(torch.eye(1), LABELS) -> ValueError: `labels` must lie in [0, 1); got
 macro_f1([[1]]) -> TypeError: `table` must be a tensor of real numbers (predicted, classes); got a
 """)

