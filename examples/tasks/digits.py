@@ -17,8 +17,8 @@ from build_samples import digits_clip
 from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
+from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.advice import advice
-from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import HEAD_RATE, Row
 from fedprompt.compare.trials import Images, Trial
 from fedprompt.interfaces import Trunk

@@ -16,8 +16,8 @@ from torch import Tensor
 import fedprompt as fp
 from build_samples.canvas import on_canvases
 from fedprompt import samples
+from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare import experiments
-from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Further, Images, Trial
 from fedprompt.methods import ClipSetting

@@ -12,9 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
+from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.own import Chosen, spread
 from fedprompt.compare.pipeline import Preparation, flipped, prepared_trunk
-from fedprompt.compare.pretrained import tokens_of
 from fedprompt.compare.problems import COLUMNS, Causes
 from fedprompt.compare.trials import CompareError, Images, Trial
 from fedprompt.methods import ClipSetting

@@ -17,6 +17,8 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._trees import texts_of
+from fedprompt.backbones.preparation import Preparation, of_open_clip
+from fedprompt.backbones.pretrained import SAMPLES
 from fedprompt.samples._words import WordPieces
 
 _SIZES = ("S", "B")
@@ -77,7 +79,9 @@ def clip() -> nn.Module:
     """
     from open_clip.model import CLIP
 
-    return _read(_CLIP, CLIP).eval()
+    model = _read(_CLIP, CLIP).eval()
+    model.visual.preprocess_cfg = {"size": 32, "mean": (0.5,) * 3, "std": (1.0,) * 3}
+    return model
 
 
 def tokenize(texts: str | list[str], context_length: int = 24) -> Int[Tensor, "texts length"]:
@@ -134,3 +138,8 @@ def _read(path: Path, make: Callable[..., nn.Module]) -> nn.Module:
 def _pieces() -> WordPieces:
     """Read the tokenizer of the CLIP."""
     return WordPieces(tuple(json.loads(texts_of(_CLIP.read_bytes())["merges"])))
+
+
+SAMPLES["emoji"] = lambda: (clip(), tokenize, of_open_clip(clip().visual.preprocess_cfg))
+SAMPLES["digits-S"] = lambda: (vit("S"), None, Preparation(16, (0.0,), (1.0,)))
+SAMPLES["digits-B"] = lambda: (vit("B"), None, Preparation(16, (0.0,), (1.0,)))

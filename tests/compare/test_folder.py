@@ -296,12 +296,13 @@ def test_base_to_new_tests_each_side_among_its_own_classes(tmp_path):
 
 
 def normalized(found, places, clip):
-    from fedprompt.compare.pretrained import network
+    from fedprompt.backbones.pretrained import network
 
     made = network(fp.TextTower(clip, samples.tokenize), "clip")
     images = [np.array(Image.open(found.paths[place]).convert("RGB")) for place in places]
     stack = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 255
-    mean, std = (torch.tensor(part)[:, None, None] for part in (made.mean, made.std))
+    own = made.preparation
+    mean, std = (torch.tensor(part)[:, None, None] for part in (own.mean, own.std))
     return (stack - mean) / std
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 import fedprompt as fp
 from fedprompt import compare, data, samples
+from fedprompt.backbones.pretrained import network
 from fedprompt.compare import divisions
-from fedprompt.compare.pretrained import network
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError, Machine
 from refusals import refused
@@ -44,7 +44,7 @@ def store(vit, tmp_path):
         (tmp_path / "x.png").touch()
         numbers, split = np.arange(count), ["test", "train", "train", "train"] * (count // 4)
         pixels = torch.arange(count, dtype=torch.uint8)[:, None, None, None]
-        pixels = pixels.expand(count, 3, made.size, made.size)
+        pixels = pixels.expand(count, 3, made.preparation.size[0], made.preparation.size[0])
         paths, of = (tmp_path / "x.png",) * count, numbers * len(domains) // count
         labels = numbers // 2 % len(classes)
         found = data.Folder(tmp_path, "x", paths, labels, of, np.array(split), classes, domains)

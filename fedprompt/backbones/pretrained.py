@@ -1,0 +1,381 @@
+"""Frozen networks by name, from files and folders, with the preparation of their images."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from safetensors.torch import save_file
+from torch import Tensor
+
+import fedprompt._refusals as check
+from fedprompt._files import path_of
+from fedprompt.backbones._weights import tensors_in, weights_of
+from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.images.patches import image_tokens
+from fedprompt.backbones.images.vit import vit_trunk
+from fedprompt.backbones.preparation import (
+    Preparation,
+    Size,
+    of_open_clip,
+    of_timm,
+    of_transformers,
+)
+from fedprompt.backbones.text.tower import TextTower
+from fedprompt.freezing import freeze
+from fedprompt.interfaces import TrainableTrunk
+
+Kind = Literal["vit", "clip"]
+
+EXAMPLES = {"vit": "vit_base_patch16_224", "clip": "ViT-B-16-quickgelu:openai"}
+"""Examples of names in messages."""
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".tar", ".ckpt")
+"""Extensions of files of weights."""
+
+Sample = tuple[nn.Module, Callable[..., Any] | None, Preparation]
+SAMPLES: dict[str, Callable[[], Sample]] = {}
+"""Networks of packages above this one by name: model, tokenizer of a CLIP, and preparation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """Frozen network, with the preparation of its images.
+
+    Attributes:
+        name: Name, as it was given.
+        model: Model in float32. For a CLIP, both towers.
+        preparation: Steps from an image to an input.
+        tower: Text tower of a CLIP, or None.
+        source: Name that makes the network again, such as ``"timm:vit_base_patch16_224"``, or "".
+    """
+
+    name: str
+    model: nn.Module
+    preparation: Preparation
+    tower: TextTower | None = None
+    source: str = ""
+
+    @cached_property
+    def trunk(self) -> TrainableTrunk:
+        """Trunk of a vision transformer, or of the image tower of a CLIP."""
+        images: Any = getattr(self.model, "visual", self.model)
+        return vit_trunk(images)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """Fingerprint of the whole model."""
+        return fingerprint(self.model)
+
+    @property
+    def inputs(self) -> Float[Tensor, "1 channels height width"]:
+        """One input of zeros."""
+        return torch.zeros(1, len(self.preparation.mean), *self.preparation.size)
+
+    @torch.no_grad()
+    def tokens(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Encode prepared images by the image tower of a CLIP, the pooled token first."""
+        if hasattr(self.model, "visual"):
+            return tokens_of(self.model, images)
+        vision: Any = self.model.vision_model
+        hidden = vision.post_layernorm(vision(images).last_hidden_state)
+        tokens: Tensor = self.model.get_submodule("visual_projection")(hidden)
+        return tokens
+
+
+def tokens_of(
+    model: nn.Module, images: Float[Tensor, "batch channels height width"]
+) -> Float[Tensor, "batch tokens dim"]:
+    """Encode prepared images by the image tower of open_clip, the pooled token first."""
+    pooled, patches = image_tokens(model, images)
+    return torch.cat([pooled[:, None], patches], 1)
+
+
+def network(
+    given: str | nn.Module | TextTower,
+    kind: Kind = "vit",
+    *,
+    size: int | Size | None = None,
+    weights: str | Path | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    preparation: Preparation | None = None,
+    argument: str = "",
+) -> Network:
+    """Make a frozen vision transformer, or a frozen CLIP.
+
+    A name of timm is a vision transformer, and a name of open_clip with the tag of its weights is a
+    CLIP (or its image tower). A name with ``/``, such as ``facebook/dinov2-small`` or
+    ``openai/clip-vit-base-patch32``, belongs to transformers, except OpenAI's own, such as
+    ``ViT-B/16``. With ``hf-hub:`` it belongs to timm or open_clip, and ``timm:``, ``open_clip:``
+    and ``transformers:`` name a library. ``NAME=FILE`` reads weights from a file, and for
+    transformers and ``hf-hub:`` from a folder. A file alone needs the name of the network in its
+    own name, and a folder alone a configuration (``save_pretrained``, ``push_to_hf_hub``).
+
+    Libraries load what is on this machine, or else download it. From a file, only tensors are read,
+    so no code is run. Prefixes of names, such as ``module.``, are found.
+
+    Args:
+        given: ``NAME``, ``NAME=FILE``, a file, a folder, or a model: of timm, of open_clip, or a
+            :class:`fedprompt.TextTower`.
+        kind: "vit" or "clip".
+        size: Height and width of images. If None, those of the network. Networks of transformers
+            have that of their processor.
+        weights: File or folder of weights, as in ``NAME=FILE``.
+        arguments: Further arguments of the library's constructor.
+        preparation: Preparation of the images, for a model of your own.
+        argument: Name of `given` in messages, such as "--vit". If empty, `kind`.
+
+    Raises:
+        ValueError: If there is no such name or file, weights cannot be loaded or are of another
+            network, or the network is no vision transformer or no CLIP.
+
+    Example:
+        >>> from fedprompt import samples
+        >>> half = Preparation(32, (0.5,) * 3, (1.0,) * 3)
+        >>> tower = TextTower(samples.clip(), samples.tokenize)
+        >>> made = network(tower, "clip", preparation=half)
+        >>> made.tokens(made.inputs).shape, made.trunk.depth
+        (torch.Size([1, 65, 96]), 4)
+    """
+    check.require(kind in EXAMPLES, "kind", 'be "vit" or "clip"', repr(kind))
+    flag = argument or kind
+    if not isinstance(given, str):
+        return _checked(flag, kind, _of_model(flag, kind, given, preparation))
+    name, _, file = given.partition("=")
+    path = None if not (file or weights) else path_of(flag, file or weights)
+    if path is None and name not in SAMPLES and (Path(given).exists() or given.endswith(WEIGHTS)):
+        name, path = "", Path(given)
+    check.require(path is None or path.exists(), flag, "name a file that exists", path)
+    library, name = _library(flag, kind, name, path)
+    try:
+        made = _MAKERS[library](kind, name, path, size, dict(arguments or {}))
+    except Exception as error:
+        line = f"({_line(error)})"
+        if path is not None:
+            rule = f"have weights of {name or 'a network of its configuration'}"
+            raise check.wrong(flag, rule, f"{path} {line}") from error
+        what = "FOLDER" if "/" in name else "FILE"
+        raise ValueError(
+            f"`{flag}` must name a network such as {EXAMPLES[kind]}, whose weights are on this "
+            f"machine or can be downloaded; got {name} {line}. With weights of your own, give "
+            f"{given}={what}."
+        ) from error
+    source = name if library == "samples" else f"{library}:{name}" if name else ""
+    return _checked(flag, kind, replace(made, name=name or str(path), source=source))
+
+
+def _library(flag: str, kind: Kind, name: str, path: Path | None) -> tuple[str, str]:
+    """Return the library of a name, and the name in this library."""
+    library, _, rest = name.partition(":")
+    if name in SAMPLES:
+        return "samples", name
+    if library in _MAKERS:
+        return library, rest
+    if re.fullmatch(r"(RN|ViT-)\w+(/\d+)(@336px)?", name):  # OpenAI's own
+        name = name.replace("/", "-").replace("@336px", "-336") + "-quickgelu:openai"
+    if library in ("hf-hub", "hf_hub") or name.startswith("timm/"):
+        rest = rest or name
+        return {"vit": "timm", "clip": "open_clip"}[kind], f"hf-hub:{rest}"
+    if "/" in name:
+        return "transformers", name
+    if not name and path is not None and path.is_dir():
+        return _library_of(path), ""
+    name = name or str(path and path.name.removesuffix(path.suffix))
+    import open_clip  # takes seconds
+    import timm
+
+    if kind == "vit" and timm.is_model(name):
+        return "timm", name
+    architecture, _, tag = name.partition(":")
+    if architecture in open_clip.list_models():
+        tags = open_clip.list_pretrained_tags_by_model(architecture)
+        rule = f"name weights of {architecture} as NAME:TAG: {', '.join(tags)}"
+        check.require(path is not None or tag.lower() in tags, flag, rule, repr(name))
+        return "open_clip", name
+    known = open_clip.list_models() if kind == "clip" else timm.list_models(pretrained=True)
+    near = ", ".join(get_close_matches(architecture, known, n=3))
+    rule = f"name a network, such as {EXAMPLES[kind]}"
+    rule += " before its file: NAME=FILE" * (path is not None)
+    raise check.wrong(flag, rule, f"{name!r}{f' (similar: {near})' if near else ''}")
+
+
+def _library_of(folder: Path) -> str:
+    """Return the library whose configuration is in a folder."""
+    if (folder / "open_clip_config.json").exists():
+        return "open_clip"
+    config = folder / "config.json"
+    is_timm = config.exists() and '"architecture"' in config.read_text(encoding="utf-8")
+    return "timm" if is_timm else "transformers"
+
+
+# Each library: a function (kind, name, path, size, arguments) -> network that is not checked.
+
+
+def _timm(
+    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
+) -> Network:
+    import timm
+
+    config: dict[str, Any] = {}
+    if path is not None and path.is_dir():
+        config = json.loads((path / "config.json").read_bytes())
+        arguments = config.get("model_args", {}) | arguments
+        path = next(each for each in sorted(path.iterdir()) if each.name.endswith(WEIGHTS))
+    arguments = {"num_classes": 0, "img_size": size} | arguments
+    name = config.get("architecture", name)
+    with torch.device("meta"):
+        bare = timm.create_model(name, pretrained_cfg=config.get("pretrained_cfg"), **arguments)
+    vit_trunk(bare, probe=False)  # before weights are read
+    about = bare.pretrained_cfg
+    with TemporaryDirectory() as scratch:
+        overlay = {}
+        if path is not None:
+            custom = path.suffix == ".npz"
+            file = path if custom else _rewritten(path, bare, Path(scratch))
+            overlay = {"file": str(file), "custom_load": custom, "source": "", "classifier": None}
+        cfg = {"pretrained_cfg": about, "pretrained_cfg_overlay": overlay}
+        model = timm.create_model(name, pretrained=True, **cfg, **arguments)
+    model.pretrained_cfg = about
+    return Network(name, model, _of_timm(model))
+
+
+def _of_timm(model: Any) -> Preparation:
+    patches = getattr(model, "patch_embed", None)
+    channels = next(p.shape[1] for p in model.parameters() if p.ndim == 4)
+    size = getattr(patches, "img_size", None) or model.pretrained_cfg["input_size"][1:]
+    return of_timm(model.pretrained_cfg, tuple(size), channels)
+
+
+def _open_clip(
+    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
+) -> Network:
+    import open_clip
+
+    architecture, _, tag = name.partition(":")
+    if path is not None and path.is_dir():
+        architecture, tag = f"local-dir:{path}", ""
+    elif architecture == "hf-hub":
+        architecture, tag = name, ""
+    found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+    if found.get("quick_gelu"):  # otherwise open_clip only warns
+        arguments = {"force_quick_gelu": True} | arguments
+    arguments = {"force_image_size": size} | arguments
+    with TemporaryDirectory() as scratch:
+        file = None if path is None or path.is_dir() else path
+        if file is not None and file.suffix != ".npz":
+            bare = open_clip.create_model(
+                architecture, device="meta", pretrained_text=False, **arguments
+            )
+            file = _rewritten(file, bare, Path(scratch))
+        kept = {
+            key: found[key]
+            for key in ("mean", "std", "interpolation", "resize_mode")
+            if key in found
+        }
+        model = open_clip.create_model(
+            architecture,
+            pretrained=str(file) if file else tag or None,
+            require_pretrained=True,
+            force_preprocess_cfg=kept,
+            **arguments,
+        )
+    tower = TextTower(model, open_clip.get_tokenizer(architecture)) if kind == "clip" else None
+    return Network(name, model, _of_open_clip(model), tower)
+
+
+def _of_open_clip(model: Any) -> Preparation:
+    visual = model.visual
+    return of_open_clip(getattr(visual, "preprocess_cfg", None) or {}, visual.image_size)
+
+
+def _transformers(
+    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
+) -> Network:
+    from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+    folder = str(path or name)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, **arguments)
+    made = of_transformers(AutoImageProcessor.from_pretrained(folder, backend="torchvision"))
+    tower = TextTower(model, AutoTokenizer.from_pretrained(folder)) if kind == "clip" else None
+    return Network(name, model, made, tower)
+
+
+def _sample(kind: Kind, name: str, path: Path | None, size: Any, arguments: object) -> Network:
+    model, tokenizer, preparation = SAMPLES[name]()
+    if path is not None or size not in (None, preparation.size[0], preparation.size):
+        raise ValueError("a sample has its own weights and size")
+    tower = TextTower(model, tokenizer) if kind == "clip" and tokenizer else None
+    return Network(name, model, preparation, tower)
+
+
+_Maker = Callable[[Kind, str, Path | None, Any, dict[str, Any]], Network]
+_MAKERS: dict[str, _Maker] = {
+    "timm": _timm,
+    "open_clip": _open_clip,
+    "transformers": _transformers,
+    "samples": _sample,
+}
+
+
+def _rewritten(path: Path, model: nn.Module, scratch: Path) -> Path:
+    """Write the weights of a model with its own names, from a file with any names."""
+    found = weights_of(tensors_in(path), model)
+    save_file({key: value.clone() for key, value in found.items()}, scratch / "w.safetensors")
+    return scratch / "w.safetensors"
+
+
+def _of_model(flag: str, kind: Kind, given: Any, preparation: Preparation | None) -> Network:
+    """Return the network of a model, with its preparation."""
+    model, tower = getattr(given, "model", given), given if isinstance(given, TextTower) else None
+    made = preparation
+    if made is None and getattr(model, "pretrained_cfg", None):
+        made = _of_timm(model)
+    elif made is None and hasattr(getattr(model, "visual", None), "image_size"):
+        made = _of_open_clip(model)
+    rule = "be a name, a model of timm or open_clip with its configuration, or have `preparation`"
+    check.typed(isinstance(model, nn.Module) and made is not None, flag, rule, given)
+    if kind == "clip" and tower is None:
+        from open_clip.tokenizer import SimpleTokenizer
+
+        rule = "be a name, a TextTower, or a CLIP of open_clip with the tokenizer of CLIP"
+        check.typed(getattr(given, "vocab_size", 0) == 49408, flag, rule, given)
+        tower = TextTower(given, SimpleTokenizer(context_length=given.context_length))
+    return Network(type(given).__name__, model, made, tower)
+
+
+def _checked(flag: str, kind: Kind, made: Network) -> Network:
+    """Freeze a network, and require a vision transformer or a CLIP that takes its images."""
+    freeze(made.model.float())
+    try:
+        if kind == "vit":
+            made.trunk.embed(made.inputs)
+        else:
+            check.require(made.tower is not None, "model", "have a text tower", "none")
+            made.tokens(made.inputs)
+    except Exception as error:
+        raise check.wrong(
+            flag,
+            "name a vision transformer" if kind == "vit" else "name a CLIP with patches",
+            f"{made.name} ({_line(error)})",
+        ) from error
+    return made
+
+
+def _line(error: Exception) -> str:
+    """Return an error as one short line without its full stop."""
+    text = " ".join(str(error).split())[:300].rstrip(".")
+    return (
+        f"{type(error).__name__}: {text}"
+        if isinstance(error, KeyError)
+        else text or type(error).__name__
+    )
