@@ -5,7 +5,7 @@ such as ``fp.data`` for partitions and ``fp.transport`` for solvers. ``fedprompt
 ``fedprompt.samples`` and ``fedprompt.flower``, which needs an extra, are imported by name.
 """
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from importlib.metadata import version as _version
 
 from fedprompt import (
     aggregation,
@@ -137,7 +137,4 @@ __all__ = [
     "wire",
 ]
 
-__version__: str
-
-if not _TYPE_CHECKING:  # a type checker reports an old name by itself
-    from fedprompt._renamed import find as __getattr__  # noqa: F401
+__version__ = _version("fedprompt")

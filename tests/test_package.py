@@ -6,14 +6,13 @@ import pkgutil
 import re
 import tomllib
 from importlib.metadata import version
-from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import fedprompt
-from fedprompt import _renamed, interfaces
+from fedprompt import interfaces
 
 ROOT = Path(fedprompt.__file__).parent
 SOURCES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
@@ -82,22 +81,6 @@ def test_public_names_of_families_exist():
     ]
     assert len(family_names()) > 50
     assert missing == []
-
-
-def test_names_of_earlier_versions_work_with_a_warning_or_name_the_new_one():
-    changes = (ROOT.parent / "docs" / "changelog.md").read_text()
-    for old, new in _renamed._RENAMED.items():
-        with pytest.warns(FutureWarning, match=f"`fedprompt.{old}` is `fedprompt.{new}` since 0.3"):
-            assert getattr(fedprompt, old) is attrgetter(new)(fedprompt)
-        assert f"`{old}`" in changes
-    for old, new in _renamed._CHANGED.items():
-        with pytest.raises(
-            AttributeError, match=re.escape(f"`fedprompt.{old}` is `fedprompt.{new}")
-        ):
-            getattr(fedprompt, old)
-        assert f"`{old}" in changes
-    with pytest.raises(AttributeError, match="has no attribute 'typo'"):
-        _ = fedprompt.typo
 
 
 def test_the_version_is_the_installed_one_and_classifiers_name_the_pythons_of_the_workflow():

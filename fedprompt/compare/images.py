@@ -3,25 +3,21 @@
 import hashlib
 import os
 import secrets
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from fedprompt.data import Folder
+from fedprompt.data.images import common_depth, opened
 
-BITS = (8, 10, 12, 14, 16)
-"""Bit depths of gray images."""
-DEEP = {".png", ".tif", ".tiff", ".pgm"}
-"""Extensions of images that can have more than 8 bits."""
 CHUNK = 256
 """Number of images that are decoded at a time."""
 UNREADABLE = "cannot be read"
@@ -34,85 +30,17 @@ Pixels = UInt8[Tensor, "images 3 size size"]
 Bar = Callable[[Sequence[range]], Iterable[range]]
 
 
-def opened(path: str | os.PathLike[str], *, bits: int | None = None) -> Image.Image:
-    """Open an image in RGB with 8 bits, upright as its EXIF orientation says.
-
-    Gray levels above 255 are scaled by their bit depth, and floats from [0, 1]. As in torchvision,
-    transparency is ignored.
-
-    Args:
-        path: Image file.
-        bits: Bit depth of gray images with levels above 255. If None, it is the smallest of 10, 12,
-            14 and 16 that has the largest level of the image.
-
-    Raises:
-        OSError: If the file is damaged, too large, or has values of unknown range. The message has
-            the path.
-    """
-    try:
-        with Image.open(path) as image:
-            halved = ";16" in str(image.tile) and not image.mode.startswith("I")
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode == "F" or upright.mode.startswith("I"):
-                upright = Image.fromarray(_eight_bits(np.asarray(upright), bits))
-            elif upright.mode == "P":  # its transparency may be bytes, which RGB does not take
-                upright = upright.convert("RGBA")
-            found = upright.convert("RGB")
-        if halved and np.asarray(found).max() < 64:
-            raise ValueError("it has colors of less than 16 bits in 16 bits; save it with 8 bits")
-        return found
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise errors of many types
-        text = str(error).rstrip(".") or type(error).__name__
-        raise OSError(f"{path} cannot be read as an image: {text}.") from error
-
-
-def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
-    """Scale gray levels to 8 bits.
-
-    Raises:
-        ValueError: If integers are negative or above 65535, or floats outside of [0, 1].
-    """
-    low, high = levels.min(), levels.max()
-    limit = 1 if levels.dtype.kind == "f" else 2**16 - 1
-    if not 0 <= low <= high <= limit:
-        raise ValueError(f"its levels must lie in [0, {limit}]; got from {low} to {high}")
-    if limit == 1:
-        return (255 * levels).round().astype(np.uint8)
-    largest = 2 ** (bits or depth(int(high))) - 1
-    scaled: UInt8[np.ndarray, "height width"]
-    scaled = (levels.astype(np.int64) * 255 // largest).clip(max=255).astype(np.uint8)
-    return scaled
-
-
-def depth(level: int) -> int:
-    """Return the smallest bit depth that has a gray level."""
-    return next(bits for bits in BITS if level < 2**bits)
-
-
 def squared(image: Image.Image, *, size: int) -> UInt8[Tensor, "3 size size"]:
     """Resize the short side of an image to `size`, bicubic, and cut out the middle, in RGB."""
     from torchvision.transforms import functional as vision  # takes seconds
 
-    image = image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
     longest = WIDEST * min(image.size)
     if max(image.size) > longest:  # resized, it would be too large for the memory
         image = vision.center_crop(image, [min(side, longest) for side in image.size[::-1]])
     image = vision.resize(image, [size], vision.InterpolationMode.BICUBIC)
     pixels: Tensor = vision.pil_to_tensor(vision.center_crop(image, [size]))
     return pixels.contiguous()
-
-
-def common_depth(paths: Iterable[Path]) -> int:
-    """Return the bit depth of gray images with levels above 255: that of the highest level."""
-    highest = 255
-    for path in paths:
-        if path.suffix.lower() in DEEP:
-            with suppress(Exception), Image.open(path) as image:  # refused when it is read
-                if image.mode.startswith("I"):
-                    highest = max(highest, int(np.asarray(image).max()))
-    return depth(min(highest, 2**16 - 1))
 
 
 def decoded(
@@ -174,7 +102,8 @@ def _write(files: Sequence[Path], size: int, path: Path, skip: bool, bar: Bar) -
 
     def read(place: int) -> tuple[Tensor, int] | None:
         try:
-            return squared(opened(files[place], bits=bits), size=size), place
+            resize = partial(squared, size=size)
+            return opened(files[place], bits=bits, then=resize), place
         except OSError as error:
             if skip:
                 return None
@@ -185,8 +114,7 @@ def _write(files: Sequence[Path], size: int, path: Path, skip: bool, bar: Bar) -
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
     part, places = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
     try:
-        with part.open("wb") as file, ThreadPoolExecutor() as pool, warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with part.open("wb") as file, ThreadPoolExecutor() as pool:
             for chunk in bar(chunks):
                 for pixels, place in filter(None, pool.map(read, chunk)):
                     file.write(pixels.numpy().data)

@@ -1,8 +1,19 @@
+<<<<<<< HEAD
 """Partition of a data set over clients: an index array for each client."""
+=======
+"""Folders of images, and the partition of labels over clients: an index array for each client."""
+>>>>>>> w-folders
 
+from fedprompt.data.doubts import Doubt
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
+<<<<<<< HEAD
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
+=======
+from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
+from fedprompt.data.readings import Reading, examine
+from fedprompt.data.saved_shards import load_shards, save_shards
+>>>>>>> w-folders
 from fedprompt.data.shares import (
     allocate,
     class_shares,
@@ -19,7 +30,9 @@ from fedprompt.data.splits import (
 )
 
 __all__ = [
+    "Doubt",
     "Folder",
+    "Reading",
     "allocate",
     "base_new_split",
     "by_domain",
@@ -28,6 +41,7 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
+    "examine",
     "few_shot",
     "group_split",
     "iid",

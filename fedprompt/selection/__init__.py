@@ -1,6 +1,5 @@
 """Prompt selection for each sample: learnable keys, selection rules, and figures of key usage."""
 
-from fedprompt._renamed import moved
 from fedprompt.selection.agreement import clustering_accuracy
 from fedprompt.selection.balanced import select_balanced
 from fedprompt.selection.centering import CenteredQueries, query_mean
@@ -20,5 +19,3 @@ __all__ = [
     "select_nearest",
     "selection_health",
 ]
-
-__getattr__ = moved(__name__, metrics="contingency_table")

@@ -11,7 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedprompt import metrics, selection
+from fedprompt import metrics
 from fedprompt.data import base_new_split
 from fedprompt.metrics import (
     balanced_accuracy,
@@ -114,12 +114,6 @@ def tables(seed: int, samples: int, num_classes: int) -> tuple[Tensor, Tensor, T
     logits, labels = drawn(seed, samples, num_classes)
     predicted = logits.argmax(1)
     return contingency_table(predicted, labels, num_classes, num_classes), predicted, labels
-
-
-def test_the_table_of_selection_is_that_of_the_metrics() -> None:
-    with pytest.warns(FutureWarning, match="is `fedprompt.metrics.contingency_table` since"):
-        assert selection.contingency_table is contingency_table
-    assert not hasattr(selection, "contingency")
 
 
 @settings(deadline=None, max_examples=40)
