@@ -58,6 +58,7 @@ def flags() -> argparse.ArgumentParser:
     add("--test", type=Path, help="folder of further tests")
     add("--layout", help="layout of the folder")
     add("--skip-damaged", action="store_true", help="leave out damaged images", dest="skip")
+    add("--allow", default="", help="names of doubts about the folder, with commas")
     add("--size", type=count, help="side of the images in pixels")
     add("--template", default="a photo of a {}.", help="sentence around a class name")
     _add(parser.add_argument_group("protocol"), Protocol)
@@ -148,6 +149,7 @@ def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Proble
     names = [one.name for kind in (Protocol, Budget) for one in fields(kind)]
     names += ["vit", "clip", "test", "layout", "skip", "size", "template"]
     given = {name: getattr(args, name) for name in names}
+    given["allow"] = [name for name in args.allow.split(",") if name]
     given["autocast"] = torch.bfloat16 if args.autocast else None
     return folder(args.folder, **given, cache=args.out / "cache", say=say)
 

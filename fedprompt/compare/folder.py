@@ -3,31 +3,31 @@
 import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
 from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import finalize
 
 import numpy as np
 import torch
 from torch import Tensor
 
-import fedprompt as fp
 import fedprompt._refusals as check
+import fedprompt.samples  # noqa: F401, whose networks have names
 from fedprompt import data
 from fedprompt._files import path_of
+from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import problems, stamps
-from fedprompt.compare.images import UNREADABLE, decoded, stamp
-from fedprompt.compare.pipeline import Preparation, prepared_trunk
-from fedprompt.compare.pretrained import Network, network
+from fedprompt.compare.images import UNREADABLE, decoded, prepared_trunk
 from fedprompt.compare.problems import Budget, Data, Problem, Protocol
 from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
 from fedprompt.data import divisions, protocols
 from fedprompt.data.divisions import Division
+from fedprompt.data.images import common_depth
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 
 ALPHA, MOST, EACH = 0.3, 10, 20
@@ -66,15 +66,17 @@ class Store:
     """Images of a folder, and what the frozen network makes of them.
 
     Attributes:
-        pixels: Images, uint8, as large as those of the network.
+        levels: Images, resized and cropped for the network.
         folder: Their labels, domains and splits.
-        network: Network.
+        network: Network, with the preparation of all images.
+        content: Digest of the files.
         cache: Folder of files.
     """
 
-    pixels: Tensor
+    levels: Tensor
     folder: data.Folder
     network: Network
+    content: str
     cache: Path
 
     def inputs(
@@ -91,9 +93,9 @@ class Store:
         """
         places = torch.from_numpy(keep)
         if family != "CLIP":
-            return Chosen(self.pixels, places)
+            return Chosen(self.levels, places)
         if kind == "images":
-            return Chosen(self.pixels, places, preparation(self.network))
+            return Chosen(self.levels, places, self.network.preparation.normalized)
         tokens = self.tokens(torch.device(device).type)
         tokens.need(places[needed])
         return Chosen(tokens, places)
@@ -101,37 +103,33 @@ class Store:
     @lru_cache(2)  # noqa: B019
     def tokens(self, device: str) -> Tokens:
         """Return the tokens of all images, which are computed once."""
-        model, prepare = self.network.model, preparation(self.network)
+        model, prepare = self.network.model, self.network.preparation.normalized
 
         def encode(positions: Tensor) -> Tensor:
             with torch.no_grad():
-                images = prepare.to(device)(self.pixels[positions])
                 model.to(device)
+                images = prepare(self.levels[positions].to(device))
                 found = self.network.tokens(images).cpu()
                 model.to("cpu")
                 return found
 
-        made = stamps.digest(self.content, fp.fingerprint(model), device)
-        return Tokens(self.cache / f"tokens-{made}", len(self.pixels), encode)
+        made = stamps.digest(self.known, self.network.fingerprint, device)
+        return Tokens(self.cache / f"tokens-{made}", len(self.levels), encode)
 
     @property
-    def content(self) -> list[Any]:
+    def known(self) -> dict[str, Any]:
         """What tells images and labels from others, whatever the place of their files."""
-        made, found = self.network, self.folder
+        found = self.folder
         read = stamps.told([found.labels, found.domains, found.split.tolist()])
         names = found.class_names, found.domain_names
-        prepared = made.size, made.mean, made.std, made.interpolation
-        return [stamp(found), stamps.digest(read), names, prepared]
+        labels = stamps.digest(read, names)
+        how = stamps.digest(asdict(self.network.preparation))
+        return {"images": self.content, "labels": labels, "preparation": how}
 
 
 Tests = tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None, bool]
 """Images, positions of tests, their labels, the names of their classes if they are others, and
 whether clients train on such images."""
-
-
-def preparation(made: Network) -> Preparation:
-    """Return the preparation of a network's images, which already have its size."""
-    return Preparation(made.size, made.mean, made.std, made.interpolation)
 
 
 def folder(
@@ -143,6 +141,7 @@ def folder(
     test: str | os.PathLike[str] | None = None,
     layout: str | None = None,
     skip: bool = False,
+    allow: Sequence[str] = (),
     template: str = "a photo of a {}.",
     cache: str | os.PathLike[str] | None = None,
     say: Callable[[str], object] = lambda text: None,
@@ -163,6 +162,7 @@ def folder(
             tests. It has the layout of the folder, if it can be read in several ways.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
+        allow: Names of doubts (:func:`fedprompt.data.examine`) that do not stop the call.
         template: Sentence around a class name, for CLIP.
         cache: Folder of decoded images and tokens. If None, a temporary one.
         say: Function that is called with the description of the folder and of the clients.
@@ -201,19 +201,22 @@ def folder(
         raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
     if protocol.base_to_new and (protocol.leave_one_out or clip is None):
         raise CompareError("`base_to_new` needs `clip`, and no `leave_one_out`.")
-    found = [data.read_folder(root, layout=layout, skip=skip)]
-    found += [] if test is None else [read_tests(test, found[0].layout, skip)]
+    found = [with_tests(data.read_folder(root, layout=layout, skip=skip), divisions.SHARE)]
+    found += [] if test is None else [with_tests(read_tests(test, found[0].layout, skip), 1)]
     say("\n".join(map(str, found)))
-    made = network(vit if clip is None else clip, "vit" if clip is None else "clip", size=size)
+    kind: Literal["vit", "clip"] = "vit" if clip is None else "clip"
+    made = network(vit if clip is None else clip, kind, size=size)
+    content = read(found, clip is not None, protocol, allow, say)
+    bits = common_depth(path for each in found for path in each.paths)
+    made = replace(made, preparation=replace(made.preparation, bits=bits))
+    say(str(made.preparation))
     where = Path(mkdtemp() if cache is None else cache)
-    stores = [stored(each, number == 0, made, where, skip) for number, each in enumerate(found)]
-    for store in stores:
-        if lost := store.folder.skipped.get(UNREADABLE):
-            say(f"Left out, because they cannot be read: {len(lost)}.\n{store.folder}")
+    stores = [stored(each, content, made, where, skip, say) for each in found]
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     same = {"vit": vit, "clip": clip, "size": size, "test": test, "layout": layout, "skip": skip}
-    given = {**same, "template": template, "cache": where, **options}
+    same |= {"allow": tuple(allow), "template": template, "cache": where}
+    given = {**same, **options}
     again = partial(_again, os.fspath(root), tuple(given.items()))
     title = f"{Path(root).resolve().name}, {made.name}"
     return replace(_problem(stores, protocol, budget, template, title, say), again=again)
@@ -247,24 +250,46 @@ def read_tests(test: str | os.PathLike[str], layout: str, skip: bool) -> data.Fo
         raise CompareError(str(error).replace("`root`", "`test`")) from error
 
 
-def stored(found: data.Folder, drawn: bool, made: Network, cache: Path, skip: bool) -> Store:
-    """Decode the images of a folder once, and draw tests of a folder without a split.
+def with_tests(found: data.Folder, share: float) -> data.Folder:
+    """Draw a share of a folder without a split as tests."""
+    if len(divisions.sides(found)[1]):
+        return found
+    cells = found.domains * len(found.class_names) + found.labels
+    tested = divisions.held_out(cells, share, np.random.default_rng(0))
+    return replace(found, split=np.where(tested, "test", "train"))
 
-    Args:
-        found: Folder.
-        drawn: Whether a share of a folder without a split are tests; otherwise all of its images.
-        made: Network.
-        cache: Folder of files.
-        skip: Whether to leave out damaged images.
-    """
-    cache.mkdir(parents=True, exist_ok=True)
-    pixels, found = decoded(found, cache, size=made.size, skip=skip)
-    if not len(divisions.sides(found)[1]):
-        cells = found.domains * len(found.class_names) + found.labels
-        share = divisions.SHARE if drawn else 1
-        tested = divisions.held_out(cells, share, np.random.default_rng(0))
-        found = replace(found, split=np.where(tested, "test", "train"))
-    return Store(pixels, found, made, cache)
+
+def read(
+    found: Sequence[data.Folder],
+    words: bool,
+    protocol: Protocol,
+    allow: Sequence[str],
+    say: Callable[[str], object],
+) -> str:
+    """Read all files once, refuse doubts, print notes, and return the digest of the files."""
+    how: dict[str, Any] = {"words": words, "shots": protocol.shots}
+    more = {"test": found[1] if len(found) > 1 else None, "leave_one_out": protocol.leave_one_out}
+    reading = data.examine(found[0], **how, **more)
+    for note in reading.notes:
+        say(f"  {note}")
+    reading.check(allow)
+    return reading.digest
+
+
+def stored(
+    found: data.Folder,
+    content: str,
+    made: Network,
+    cache: Path,
+    skip: bool,
+    say: Callable[[str], object],
+) -> Store:
+    """Decode the images of a folder once."""
+    how: dict[str, Any] = {"content": content, "preparation": made.preparation, "skip": skip}
+    levels, kept = decoded(found, cache, **how)
+    if lost := kept.skipped.get(UNREADABLE):
+        say(f"Left out, because they cannot be read: {len(lost)}.\n{kept}")
+    return Store(levels, kept, made, content, cache)
 
 
 def _problem(
@@ -294,14 +319,21 @@ def _problem(
     given = budget.given(mean)
     divide = partial(divided, clients=clients, shots=protocol.shots)
     of = {
-        name: data_of(store, part, divide, protocol, settings_of(store, part, template, given))
+        name: data_of(
+            store,
+            part,
+            divide,
+            protocol,
+            settings_of(store, part, template, protocol.base_to_new, given),
+        )
         for name, part in parts.items()
     }
     columns, compared = columns_of(protocol, len(stores) > 1)
 
     def made() -> dict[str, Any]:
-        known = {"images": [each.content for each in stores], "template": template}
-        known |= {"network": fp.fingerprint(store.network.model), "layout": store.folder.layout}
+        known = {name: [each.known[name] for each in stores] for name in store.known}
+        known |= {"network": store.network.fingerprint, "layout": store.folder.layout}
+        known |= {"template": template}
         return {**known, **vars(protocol), "clients": clients, **given}
 
     return Problem(
@@ -312,16 +344,14 @@ def _problem(
         compared=compared,
         made=made,
         network=store.network,
-        cache=sum(each.pixels.numel() for each in stores),
+        cache=sum(each.levels.nbytes for each in stores),
     )
 
 
 def _tokens(stores: Sequence[Store]) -> int:
     """Return the largest number of bytes of the tokens of all images."""
-    made = stores[0].network
-    with torch.no_grad():
-        one = made.tokens(preparation(made)(stores[0].pixels[:1]))
-    return sum(len(store.pixels) for store in stores) * one.nbytes
+    one = stores[0].network.tokens(stores[0].network.inputs)
+    return sum(len(store.levels) for store in stores) * one.nbytes
 
 
 def divided_once(found: data.Folder, protocol: Protocol) -> tuple[str, Division]:
@@ -443,19 +473,19 @@ def data_of(
 
 
 def settings_of(
-    store: Store, part: Part, template: str, budget: Mapping[str, Any]
+    store: Store, part: Part, template: str, base_to_new: bool, budget: Mapping[str, Any]
 ) -> dict[str, Setting]:
     """Return the settings of a network: with a CLIP, that of its image tower, too."""
     made, class_names = store.network, part.folder.class_names
     found: dict[str, Setting] = {}
-    trunk: Any = made.trunk
     if made.tower is not None:
         names = worded(class_names)
         found["CLIP"] = ClipSetting(
             tower=made.tower, class_names=names, template=template, **budget
         )
-        trunk = fp.vit_trunk(getattr(made.model, "visual", made.model))
-    trunk = prepared_trunk(trunk, preparation(made))
+        if base_to_new:  # others learn something for each class
+            return found
+    trunk: Any = prepared_trunk(made.trunk, made.preparation.normalized)
     return {**found, "one model": VitSetting(trunk=trunk, num_classes=len(class_names), **budget)}
 
 

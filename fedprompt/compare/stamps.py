@@ -18,7 +18,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -235,6 +235,11 @@ def _is_own(name: str) -> bool:
         return find_spec(name) is not None and installed(name) is None
     except (ImportError, ValueError, AttributeError):
         return False
+
+
+def of_file(file: BinaryIO) -> str:
+    """Return a digest of the rest of a file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
 
 
 def of_inputs(inputs: Any) -> str:

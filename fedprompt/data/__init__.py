@@ -1,19 +1,10 @@
-<<<<<<< HEAD
-"""Partition of a data set over clients: an index array for each client."""
-=======
 """Folders of images, and the partition of labels over clients: an index array for each client."""
->>>>>>> w-folders
 
 from fedprompt.data.doubts import Doubt
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
-<<<<<<< HEAD
 from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
-=======
-from fedprompt.data.partition import by_domain, dirichlet, iid, pathological, quantity_skew
 from fedprompt.data.readings import Reading, examine
-from fedprompt.data.saved_shards import load_shards, save_shards
->>>>>>> w-folders
 from fedprompt.data.shares import (
     allocate,
     class_shares,
