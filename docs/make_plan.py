@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from tasks import patches
-from tasks.core import Machine
-from tasks.photos import DINO
+from studies import patches
+from studies.core import Machine
+from studies.photos import DINO
 
 weights, path = sys.argv[1:]
 row = patches.ROWS[1]  # mass 1

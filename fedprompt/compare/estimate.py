@@ -11,7 +11,7 @@ import torch
 
 import fedprompt as fp
 from fedprompt.compare.rows import Row
-from fedprompt.compare.runs import Run, Runner, duration, method_of
+from fedprompt.compare.runs import Run, Runner, duration
 from fedprompt.methods import HeldOut, evaluate
 
 BATCH = 64
@@ -41,12 +41,12 @@ def seconds_of(one: Run) -> float:
     """Estimate the seconds of a run: of its steps, and of its tests."""
     trial = one.made()
     setting, client = trial.setting, trial.tested[0]
-    method, spent = method_of(one.row, trial), {}
+    method, spent = one.method(trial), {}
     data = trial.federation.data(setting, client, 0)
     for steps in (1, 4):
         few: dict[str, Any] = {"rounds": 1, "steps": steps, "cohort_size": 1}
         few |= {"epochs": None} if hasattr(setting, "epochs") else {}
-        short = method_of(one.row, trial._replace(setting=replace(setting, **few)))
+        short = one.method(trial._replace(setting=replace(setting, **few)))
         began = time.monotonic()
         (now,) = fp.run_rounds(short, trial.federation, [[client]])
         spent[steps] = time.monotonic() - began

@@ -56,13 +56,15 @@ def run(
         method: Method.
         trial: Trial.
         shared: Whether all clients predict with one model.
-        figures: Function (trial, method, last round) -> further figures.
+        figures: Function (trial, method, round) -> further figures, which is called after each
+            round. They are averaged over the rounds that have them.
         progress: Function that is called with each further share of the run.
         checkpoint: Folder of the state of a run that is not finished, or None.
     """
     group = dist.group.WORLD if dist.is_initialized() else None
+    where = figures, progress, checkpoint
     with torch.device(trial.setting.device):
-        now, sent, passes = _rounds(method, trial, group, progress, checkpoint)
+        now, sent, passes, listed = _rounds(method, trial, group, *where)
     common = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
     with counted_passes() as counts:
         found = evaluate(method, trial.federation, now, trial.tests, **common)
@@ -81,7 +83,9 @@ def run(
     record["predicted"] = max(len(each.unique()) for each in found.predicted.values())
     turns = trial.setting.rounds * (trial.setting.cohort_size or len(trial.setting.clients))
     record |= _costs(sent, passes, turns)
-    record |= dict(figures(trial, method, now) if figures and ranks.rank() == 0 else {})
+    names = dict.fromkeys(name for each in listed for name in each)
+    for name in names:
+        record[name] = float(np.mean([each[name] for each in listed if name in each]))
     return Finished(record, bits, now)
 
 
@@ -89,16 +93,18 @@ def _rounds(
     method: Method,
     trial: Trial,
     group: Any,
+    figures: Measured | None,
     progress: Callable[[float], object],
     checkpoint: Path | None,
-) -> tuple[Round, Counter[str], Counter[str]]:
-    """Run the rounds, and return the last one, the bytes that were sent, and the passes."""
+) -> tuple[Round, Counter[str], Counter[str], list[Mapping[str, float]]]:
+    """Run the rounds; return the last one, the bytes sent, the passes, and further figures."""
     ledger, passes = fp.Ledger(), Counter[str]()
     counted = fp.rounds.counted(_with_passes(method, passes), ledger)
-    start, sent = None, Counter[str]()
+    start, sent, listed = None, Counter[str](), list[Mapping[str, float]]()
     if checkpoint is not None and (known := fp.load_checkpoint(checkpoint, default=None)):
         start, sent = known["now"], Counter(known["sent"])
         passes.update(known["passes"])
+        listed += known["figures"]
         progress((start.server_round + 1) / trial.setting.rounds)
     saved, now = time.monotonic(), start
     rounds = fp.run_rounds(counted, trial.federation, start=start, group=group, share=True)
@@ -108,10 +114,13 @@ def _rounds(
         passes["all"] += counts.total()
         if now is None:
             assert before is not None  # a setting has at least one round
-            return before, sent + _sent(ledger), passes
+            return before, sent + _sent(ledger), passes, listed
+        if figures is not None and ranks.rank() == 0:
+            listed.append(dict(figures(trial, method, now)))
         progress(1 / trial.setting.rounds)
         if checkpoint is not None and group is None and time.monotonic() > saved + PAUSE:
             state = {"now": now, "sent": dict(sent + _sent(ledger)), "passes": dict(passes)}
+            state |= {"figures": listed}
             fp.save_checkpoint(state, checkpoint)
             saved = time.monotonic()
 

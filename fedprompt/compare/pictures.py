@@ -38,14 +38,17 @@ def _draw(axes: Any, view: View, column: str) -> None:
             continue
         mean, half, _ = intervals.interval(found)
         error = 100 * float(half) if len(found.values) > 2 else None
-        alone = title in view.references or title.startswith(ALONE.title)
+        known = [each for titles in view.references.values() for each in titles]
+        alone = title in known or title.startswith(ALONE.title)
         look = {"color": REFERENCE if alone else BAR, "height": 0.6}
         axes.barh(place, 100 * float(mean), xerr=error, capsize=3, **look)
         dots = list(of_clients(view.by_row[title], column).values())
         axes.plot(dots, [place] * len(dots), "o", color=DOT, markersize=3, alpha=0.5)
-    known = view.figure(CONSTANT, column) if CONSTANT in view.by_row else None
-    if known is not None:
-        axes.axvline(100 * known.values.mean(), color=LINE, linestyle="--", label=CONSTANT.lower())
+    constant = view.figure(CONSTANT, column) if CONSTANT in view.by_row else None
+    if constant is not None:
+        axes.axvline(
+            100 * constant.values.mean(), color=LINE, linestyle="--", label=CONSTANT.lower()
+        )
         axes.legend(loc="lower right", frameon=False)
     axes.set_yticks(range(len(titles)), titles)
     axes.invert_yaxis()

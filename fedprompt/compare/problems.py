@@ -20,7 +20,7 @@ from fedprompt.methods import ClipSetting, Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs, check_inputs, owned
 
 Measured = Callable[[Trial, Method, Round], Mapping[str, float]]
-"""Function from a finished run to further figures."""
+"""Function from a trial, a method and a round to further figures."""
 Made = TypeVar("Made")
 
 COLUMNS = {
@@ -280,7 +280,8 @@ def problem(
         setting: Models, classes and budget. Clients and seed are set for each run.
         newcomers: Number of clients, the last ones, that never train.
         title: Title of the tables.
-        figures: Function (trial, method, last round) -> further figures of a run, or None.
+        figures: Function (trial, method, round) -> further figures, which is called after each
+            round, or None. A figure is averaged over the rounds that have it.
 
     Example:
         >>> from fedprompt import compare, data, samples, vit_trunk

@@ -110,16 +110,15 @@ class Records:
     """Lines of a file, which is read once.
 
     Args:
-        folder: Folder of the file, or None if nothing is written.
+        path: File, or None if nothing is written.
 
     Attributes:
         found: The newest record by its key.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
-        self.path = None if folder is None else folder / LINES
-        listed = [] if self.path is None else read(self.path)
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        listed = [] if path is None else read(path)
         self.found = {key(record): record for record in listed}
 
     def add(self, record: Record) -> None:

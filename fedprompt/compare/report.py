@@ -43,8 +43,8 @@ class Results:
         partitions: Words for each partition.
         columns: Words for each column of a table, by its name in records.
         compared: Columns of the differences to the references.
-        references: Titles of the rows with which others are compared; if empty, training alone.
-        words: Words for the references.
+        references: Titles of the rows with which others are compared, by words for them. Training
+            alone needs no titles.
         failed: Error of each row of which a run failed, by its title.
         tune: Number of tuning trials of each row, the first with its default values.
         bits: Which test images were right in each run, by the key of its record.
@@ -66,8 +66,7 @@ class Results:
     partitions: Mapping[str, str] = field(default_factory=lambda: {"": ""})
     columns: Mapping[str, str] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
-    references: Sequence[str] = ()
-    words: str = tables.WORDS
+    references: Mapping[str, Sequence[str]] = field(default_factory=lambda: tables.ALONE_ONLY)
     failed: Mapping[str, str] = field(default_factory=dict)
     tune: int = 1
     bits: Mapping[tuple[Any, ...], Bits] = field(default_factory=dict)
@@ -127,7 +126,7 @@ class Results:
         """Return each table: partitions, and their mean."""
         done = {record["partition"] for record in self.found}
         same: dict[str, Any] = {"found": self.found, "bits": self.bits, "compared": self.compared}
-        same |= {"references": self.references, "words": self.words}
+        same |= {"references": self.references}
         views = {
             name: View(
                 ", ".join(filter(None, [self.title, words])), name, columns=self.columns, **same
@@ -347,7 +346,8 @@ def _begun(
         runs.check_sent(problem, listed)
     stamp, secret = stamp_of(problem, machine, range(counts["seeds"]))
     place = None if out is None else records.enter(check_folder(out), stamp, again=again)
-    more = place, counts["workers"], secret, Records(place)
+    known = Records(None if place is None else place / records.LINES)
+    more = place, counts["workers"], secret, known
     runner = Runner(problem, machine, rows.files(methods), *more)
     runner.check([*listed, *references(problem, chosen)])
     return runner, listed

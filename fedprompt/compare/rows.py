@@ -82,7 +82,7 @@ class Row:
         """
         make = self.make or (self.entry.make if self.method else None)
         known = stamps.told(dict(self.values)), self.family
-        return stamps.digest(known, None if make is None else stamps.source(make), more)
+        return stamps.digest(known, None if make is None else stamps.told(make), more)
 
     def __reduce__(self) -> Any:
         """Send the text of a file, because another process cannot import its module by name."""

@@ -25,7 +25,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 import fedprompt as fp
 from fedprompt.compare import measure, ranks, records, rows, stamps
 from fedprompt.compare.measure import Bits, Finished
-from fedprompt.compare.problems import Problem
+from fedprompt.compare.problems import Measured, Problem
 from fedprompt.compare.records import Record, Records
 from fedprompt.compare.rows import CONSTANT, Row
 from fedprompt.compare.trials import Chosen, CompareError, Machine, Trial, line_of
@@ -86,6 +86,15 @@ class Run:
         trial = data.trial(row.family, kind, seed=self.seed, machine=machine, validate=validate)
         return trial.on(device)
 
+    def method(self, trial: Trial) -> Method:
+        """Make the method of the row for a trial."""
+        with torch.device(trial.setting.device):
+            return self.row.entry.make(trial.setting, **self.row.values)
+
+    def figures(self) -> Measured | None:
+        """Return the function of further figures."""
+        return self.problem.figures if self.trial is None else None
+
 
 def stem(record: Mapping[str, Any]) -> str:
     """Return the first part of the names of files of a run, which no other run has."""
@@ -130,23 +139,17 @@ def _finished(
     if not one.row.method:
         progress(1)
         return None, measure.constant(trial)
-    method = method_of(one.row, trial)
+    method = one.method(trial)
     place = None if one.folder is None else one.folder / "running" / stem(one.named())
     done = measure.run(
         method,
         trial,
         shared=not one.row.personalized,
-        figures=one.problem.figures if one.trial is None else None,
+        figures=one.figures(),
         progress=progress,
         checkpoint=place,
     )
     return method, done
-
-
-def method_of(row: Row, trial: Trial) -> Method:
-    """Make the method of a row for a trial."""
-    with torch.device(trial.setting.device):
-        return row.entry.make(trial.setting, **row.values)
 
 
 def place_of(record: Mapping[str, Any], client: str | None) -> Path:
@@ -446,7 +449,7 @@ def rehearse(one: Run) -> float:
     setting = replace(trial.setting, **few)
     client = trial.tested[0]
     began = time.monotonic()
-    method = method_of(one.row, trial._replace(setting=setting))
+    method = one.method(trial._replace(setting=setting))
     with torch.device(setting.device):
         (now,) = fp.run_rounds(method, trial.federation, [[client]])
     tests = [(trial.tests.inputs, trial.tests.labels, None, True), *trial.further.values()]

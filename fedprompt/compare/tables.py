@@ -26,7 +26,7 @@ COSTS = {
 WIDTH = 7  # columns of a table; the others follow in further ones
 FEWEST = 5  # seeds of a star or a recommendation
 SAME = ("values", "inputs", "code")  # of the seeds of a row
-WORDS = "training alone"
+ALONE_ONLY: Mapping[str, Sequence[str]] = {"training alone": ()}
 NOTHING = (
     "On {where}, no row is shown to be better than the most frequent class, so none is "
     "recommended. Train longer or at a larger rate: see the page nothing-learns.md."
@@ -49,9 +49,9 @@ class View:
         columns: Words for each column, by its name in records.
         compared: Columns of the differences to the references.
         bits: Bits of runs, by the keys of their records.
-        references: Titles of the rows with which others are compared, and `words` for them. If
-            empty, training alone: that with as many backward passes as the row, or the next.
-        words: Words for the references.
+        references: Titles of the rows with which others are compared, by words for them; training
+            alone has no titles. Of several, it is that with as many backward passes as the row, or
+            the next.
         parts: Tables of which this one has the means; then columns may be "COLUMN PARTITION".
     """
 
@@ -61,8 +61,7 @@ class View:
     columns: Mapping[str, str]
     compared: Sequence[str]
     bits: Mapping[tuple[Any, ...], Bits] = field(default_factory=dict)
-    references: Sequence[str] = ()
-    words: str = WORDS
+    references: Mapping[str, Sequence[str]] = field(default_factory=lambda: ALONE_ONLY)
     parts: Sequence["View"] = ()
 
     @cached_property
@@ -170,27 +169,28 @@ class View:
             return None
         return first.at(list(map(seeds.index, common))) - second.at(list(map(others.index, common)))
 
-    def reference_of(self, title: str) -> str | None:
+    def reference_of(self, title: str, words: str) -> str | None:
         """Return the reference of a row, or None for a reference."""
-        tower = self._is_tower(title)
-        known = [each for each in self.by_row if self._is_reference(each)]
+        titles, tower = self.references[words], self._is_tower(title)
+        known = [
+            each
+            for each in self.by_row
+            if each in titles
+            or (not titles and each.startswith(ALONE.title) and (TOWER in each) == tower)
+        ]
         if title in known or title == CONSTANT:
             return None
-        known = [each for each in known if self.references or (TOWER in each) == tower]
         known.sort(key=lambda each: self.mean(each, "backward"))
         passes = self.mean(title, "backward")
         enough = [each for each in known if self.mean(each, "backward") > passes - 0.5]
         return next(iter(enough or known[-1:]), None)
 
-    def _is_reference(self, title: str) -> bool:
-        return title in self.references if self.references else title.startswith(ALONE.title)
-
     def _is_tower(self, title: str) -> bool:
         return any(record.get("tower") for record in self.by_row[title])
 
-    def differences(self, column: str) -> dict[str, Figure]:
+    def differences(self, column: str, words: str) -> dict[str, Figure]:
         """Return the paired difference of each row to its reference."""
-        pairs = {title: self.reference_of(title) for title in self.by_row}
+        pairs = {title: self.reference_of(title, words) for title in self.by_row}
         made = {t: self.difference(t, other, column) for t, other in pairs.items() if other}
         return {title: each for title, each in made.items() if each is not None}
 
@@ -206,13 +206,13 @@ class View:
             held.append([stars.get(id(e), False) and e.values.mean() > 0 for e in found])  # type: ignore[union-attr]
         return [all(each) for each in zip(*held, strict=True)]
 
-    def starred(self, column: str) -> dict[str, str]:
+    def starred(self, column: str, words: str) -> dict[str, str]:
         """Write the paired difference of each row to its reference.
 
         A star marks the differences that hold after Holm's correction for the rows of the column;
         a gain also has to hold against the most frequent class.
         """
-        found = self.differences(column)
+        found = self.differences(column, words)
         tested = [title for title, each in found.items() if len(each.values) >= FEWEST]
         stars = dict(zip(tested, intervals.starred([found[t] for t in tested]), strict=True))
         better = dict(zip(tested, self.above(column, tested), strict=True))
@@ -236,9 +236,9 @@ class View:
             header.append(self.columns[name])
             figures = [self.figure(title, name) for title in self.by_row]
             body.append(["" if each is None else percent(each) for each in figures])
-            if name in self.compared:
-                header.append(f"{self.columns[name]}, to {self.words}")
-                stars = self.starred(name)
+            for words in self.references if name in self.compared else ():
+                header.append(f"{self.columns[name]}, to {words}")
+                stars = self.starred(name, words)
                 body.append([stars.get(title, "") for title in self.by_row])
         for name, word in COSTS.items():
             header.append(word)
@@ -302,9 +302,10 @@ class View:
             lost = self.difference(best, title, column)
             if title == best or lost is None or _not_shown(lost):
                 break
-        reference = self.reference_of(title)
+        words = next(iter(self.references))
+        reference = self.reference_of(title, words)
         gain = reference and self.difference(title, reference, column)
-        return f"{title} ({percent(gain, signed=True)} points to {self.words})" if gain else title
+        return f"{title} ({percent(gain, signed=True)} points to {words})" if gain else title
 
     def text(self) -> str:
         """Lay out the table with its title, and the paragraphs below it."""

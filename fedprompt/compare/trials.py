@@ -125,7 +125,10 @@ class Trial(NamedTuple):
         own = own and {c: part for c, part in own.items() if len(part)}
         cells = None if tests.cells is None else tests.cells[chosen]
         kept: Any = {"own": own, "mixes": tests.mixes, "cells": cells}
-        held_out = HeldOut(Chosen(tests.inputs, chosen), tests.labels[chosen], **kept)
+        few_tests: Any = Chosen(tests.inputs, chosen)
+        if isinstance(tests.inputs, Tensor):
+            few_tests = tests.inputs[chosen]
+        held_out = HeldOut(few_tests, tests.labels[chosen], **kept)
         return self._replace(
             setting=replace(self.setting, **few),
             federation=replace(self.federation, shards=shards),

@@ -20,8 +20,8 @@ from fedprompt.compare.cells import Cell
 from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import CompareError
 from other_device import other_device
-from tasks import TASKS, digits
-from tasks.core import Machine
+from studies import TASKS, digits
+from studies.core import Machine
 
 
 @pytest.fixture(autouse=True)

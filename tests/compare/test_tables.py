@@ -11,7 +11,7 @@ from scipy import stats
 from fedprompt.compare import Problem, own, tables
 from fedprompt.compare.pictures import bars
 from fedprompt.compare.trials import CompareError
-from tasks import TASKS, pages
+from studies import TASKS, pages
 
 
 def test_values_of_a_row_name_their_partitions_where_they_differ():
