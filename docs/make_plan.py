@@ -20,18 +20,18 @@ row = patches.ROWS[1]  # mass 1
 machine = Machine(weights={DINO: Path(weights)})
 trial = patches.make("shots-8", row, seed=0, machine=machine, validate=False)
 method = patches.method(row, trial)
-*_, now = fp.run_rounds(method, trial.federation.data, trial.setting.cohorts())
-model = now.model(method, trial.federation.data(0, now.server_round))
+*_, now = fp.run_rounds(method, trial.federation)
+model = now.model(method, trial.federation, 0)
 side = patches.CANVAS // 14
-known = (trial.mixes[0] > 0)[trial.test_cells].nonzero()[:4, 0].tolist()
+known = (trial.tests.mixes[0] > 0)[trial.tests.cells].nonzero()[:4, 0].tolist()
 figure, axes = plt.subplots(2, len(known), figsize=(8, 4.2), layout="constrained")
 for column, image in enumerate(known):
-    label = trial.test_cells[image]
+    label = trial.tests.cells[image]
     prototypes = torch.stack(
         [part.weight[label] for part in (model.shared, model.private)]
     )
     cost = 1 - F.cosine_similarity(
-        trial.test[image, 1:, None], prototypes[None], dim=-1
+        trial.tests.inputs[image, 1:, None], prototypes[None], dim=-1
     )
     with torch.no_grad():
         patch, prototype = (

@@ -115,12 +115,14 @@ def compare(args: argparse.Namespace) -> None:
         listed = [row if args.defaults else recorded_values(row, args.study, partition)
                   for row in chosen(args, task, partition)]  # fmt: skip
         seeds = range(1 if args.shrink != 1 else args.seeds)
+        listed = [Row(rows.CONSTANT, ""), *listed]
         wanted = [cell(task, partition, row, seed, args) for seed in seeds for row in listed]
         found += runs.run_all(wanted, known, {}, workers=args.workers, title=partition)
         if ranks.rank() == 0:
-            print(f"\n{pages.report(pages.view(found, task, partition), task, partition)}")
+            shown = pages.view(found, task, partition, args.records / stem)
+            print(f"\n{pages.report(shown, task, partition)}")
     if ranks.rank() == 0:
-        pages.save_all(found, stem, task, args.out)
+        pages.save_all(found, stem, task, args.out, args.records / stem)
         print(f"\nTables and figures: {args.out}/")
 
 
@@ -130,7 +132,9 @@ def cell(task: Task, partition: str, row: Row, seed: int, args: argparse.Namespa
         stamp = row.stamp()
     except UntoldError:
         stamp = secrets.token_hex(8)
-    return Cell(task, partition, row, seed, None, machine_of(args), stamp)
+    stem = f"{task.name}{'-shrunk' if args.shrink != 1 else ''}"
+    where = machine_of(args), stamp, args.records / stem
+    return Cell(task, partition, row, seed, None, *where)
 
 
 @cache
@@ -222,7 +226,8 @@ def write_tables(args: argparse.Namespace, names: Sequence[str]) -> None:
             found = records.read(args.records / f"{stem}.jsonl")
             title = f"{task.title}{' (defaults)' if stem != name else ''}"
             if found:
-                pages.save_all(found, stem, replace(task, title=title), args.out)
+                where = args.out, args.records / stem
+                pages.save_all(found, stem, replace(task, title=title), *where)
 
 
 def check(args: argparse.Namespace, names: Sequence[str]) -> None:

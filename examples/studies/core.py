@@ -68,6 +68,8 @@ class Row(rows.Row):
     @property
     def entry(self) -> Any:
         """The method, or the control."""
+        if not self.method:  # the most frequent class
+            return rows.ALONE
         return (METHODS | CONTROLS)[self.method] if self.make is None else super().entry
 
 
@@ -282,7 +284,7 @@ class Cell(Run):
 
 
 class Rise:
-    """Negative effect: the largest rise of a client's training loss over its lowest value before."""
+    """Negative effect: largest rise of a client's training loss over its lowest value before."""
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []

@@ -11,6 +11,7 @@ import numpy as np
 from fedprompt.compare import intervals, tables
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.records import NAMED, Record, newest
+from fedprompt.compare.runs import bits_of
 from fedprompt.compare.tables import COSTS, WIDTH, View, percent, table
 from studies.core import Task, content
 from studies.papers import PaperRow
@@ -23,11 +24,12 @@ MINUS = " - | beyond "  # between the rows of a pair
 COLORS = plt.get_cmap("Dark2").colors  # of the eight best points, in the legend
 
 
-def view(found: Sequence[Record], task: Task, partition: str) -> View:
-    """Return the table of a partition."""
+def view(found: Sequence[Record], task: Task, partition: str, folder: Path) -> View:
+    """Return the table of a partition, with the bits of a folder."""
     title = f"{task.title}, {task.partitions[partition]}"
     same = {"columns": task.columns, "compared": task.compared, "references": task.references}
-    return View(title, partition, newest(found), **same)
+    listed = [record for record in newest(found) if record["partition"] == partition]
+    return View(title, partition, listed, bits=bits_of(folder, listed, {}), **same)
 
 
 def quoted(shown: View, name: str, partition: str) -> list[str]:
@@ -56,12 +58,12 @@ def _gain(shown: View, rows: Sequence[str], column: str) -> Figure | None:
     return sides[0] if len(sides) == 1 else sides[0] - sides[1]
 
 
-def save_all(found: Sequence[Record], name: str, task: Task, folder: Path) -> None:
+def save_all(found: Sequence[Record], name: str, task: Task, folder: Path, bits: Path) -> None:
     """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}-values.md").write_text(tables.hyperparameters(found) + "\n")
     for partition in dict.fromkeys(record["partition"] for record in found):
-        shown, stem = view(found, task, partition), f"{name}-{partition}"
+        shown, stem = view(found, task, partition, bits), f"{name}-{partition}"
         (folder / f"{stem}.md").write_text(f"{report(shown, task, partition)}\n")
         header, body = shown.lines()
         tables.write(folder / f"{stem}.csv", [header, *body])

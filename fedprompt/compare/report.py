@@ -15,7 +15,7 @@ import fedprompt._refusals as check
 from fedprompt._files import path_of
 from fedprompt.compare import ranks, records, rows, runs, stamps, tables
 from fedprompt.compare.estimate import estimate as estimated
-from fedprompt.compare.measure import Bits, unpacked
+from fedprompt.compare.measure import Bits
 from fedprompt.compare.problems import Problem
 from fedprompt.compare.records import Record, Records
 from fedprompt.compare.rows import Row
@@ -303,7 +303,8 @@ def run(
         runner.partition(partition, listed, range(seeds), tune)
     same: dict[str, Any] = {"columns": problem.columns, "compared": problem.compared}
     same |= {"failed": runner.failed, "tune": tune, "folder": runner.folder}
-    same |= {"bits": bits_of(runner), "others": runner.known.others(runner.found)}
+    bits = runs.bits_of(runner.folder, runner.found, runner.bits)
+    same |= {"bits": bits, "others": runner.known.others(runner.found)}
     results = Results(runner.found, problem.title, problem.partitions, **same)
     if runner.folder is not None and ranks.rank() == 0:
         results.save(runner.folder, command=command)
@@ -370,17 +371,6 @@ def stamp_of(
     made |= {**records.versions(), "device": machine.device, "shrink": machine.shrink}
     secret = os.urandom(8).hex() if untold else None
     return made | {records.DIVIDED: problem.divisions(seeds)}, secret
-
-
-def bits_of(runner: Runner) -> dict[tuple[Any, ...], Bits]:
-    """Return the bits of the runs of a call, from their files if they are not of this process."""
-    found = dict(runner.bits)
-    for record in runner.found if runner.folder is not None else ():
-        path = runner.folder / "bits" / f"{runs.stem(record)}.npz"  # type: ignore[operator]
-        if records.key(record) not in found and path.exists():
-            with np.load(path) as arrays:
-                found[records.key(record)] = unpacked(arrays)
-    return found
 
 
 def check_folder(out: Path) -> Path:

@@ -158,6 +158,19 @@ def place_of(record: Mapping[str, Any], client: str | None) -> Path:
     return Path("models") / f"{stem(record)}{end}"
 
 
+def bits_of(
+    folder: Path | None, found: Sequence[Record], known: Mapping[tuple[Any, ...], Bits]
+) -> dict[tuple[Any, ...], Bits]:
+    """Return the bits of records by their keys, from files of a folder if they are not known."""
+    bits = {key: each for record in found if (each := known.get(key := records.key(record)))}
+    for record in found if folder is not None else ():
+        path = folder / "bits" / f"{stem(record)}.npz"  # type: ignore[operator]
+        if records.key(record) not in bits and path.exists():
+            with np.load(path) as arrays:
+                bits[records.key(record)] = measure.unpacked(arrays)
+    return bits
+
+
 class RunsError(RuntimeError):
     """Some runs failed.
 
