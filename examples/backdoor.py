@@ -31,7 +31,10 @@ ATTACKS = {
 }
 
 
-def federation(seed: int, *, quick: bool) -> methods.Federation:
+Problem = tuple[methods.VitSetting, methods.Federation]
+
+
+def problem(seed: int, *, quick: bool) -> Problem:
     """Divide the digits at random over five clients with one small vision transformer."""
     images, labels, *_ = samples.digits()
     setting = methods.VitSetting(
@@ -41,38 +44,39 @@ def federation(seed: int, *, quick: bool) -> methods.Federation:
     )  # fmt: skip
     draw = torch.Generator().manual_seed(seed)
     shards = fp.data.iid(labels, NUM_CLIENTS, generator=draw)
-    return methods.Federation(setting, images, labels, dict(enumerate(shards)))
+    return setting, methods.Federation(images, labels, dict(enumerate(shards)))
 
 
-def run(made: methods.Federation, rule, attack) -> tuple[dict[str, Tensor], Tensor]:
+def run(made: Problem, rule, attack) -> tuple[dict[str, Tensor], Tensor]:
     """Return the values of the model after the last round, and the trigger, or 0."""
-    method = methods.fedvpt_d(made.setting)
+    setting, federation = made
+    method = methods.fedvpt_d(setting)
     server = fp.averaging_server(method.server.state["values"], aggregate=rule)
     method = method._replace(server=server)
     if attack:
         method = methods.backdoored(method, malicious=[MALICIOUS], target=TARGET, **attack)
-    *_, now = fp.run_rounds(method, made.data, made.setting.cohorts())
+    *_, now = fp.run_rounds(method, federation)
     trigger = now.clients[str(MALICIOUS)].get("trigger", torch.zeros(()))
     return now.server["values"], trigger
 
 
 @torch.no_grad()
-def table(made: methods.Federation, values: dict[str, Tensor], trigger: Tensor) -> Tensor:
+def table(setting: methods.VitSetting, values: dict[str, Tensor], trigger: Tensor) -> Tensor:
     """Count predictions of the test images with a trigger, (predicted, classes)."""
     *_, images, labels = samples.digits()
-    predicted = made.setting.model(0, values)(images + trigger).argmax(1)
+    predicted = setting.model(0, values)(images + trigger).argmax(1)
     return fp.metrics.contingency_table(predicted, labels, 10, 10)
 
 
-def row(seeds: list[methods.Federation], rule, attack, honest: list) -> list[str]:
+def row(seeds: list[Problem], rule, attack, honest: list) -> list[str]:
     """Measure accuracy, success, and success of the same triggers on honest models, over seeds."""
     clean, poisoned, control = [], [], []
     success = partial(fp.metrics.attack_success, target=TARGET)
     for made, other in zip(seeds, honest, strict=True):
         values, trigger = run(made, rule, attack) if attack else (other, torch.zeros(()))
-        clean.append(fp.metrics.balanced_accuracy(table(made, values, torch.zeros(()))))
-        poisoned.append(success(table(made, values, trigger)))
-        control.append(success(table(made, other, trigger)))
+        clean.append(fp.metrics.balanced_accuracy(table(made[0], values, torch.zeros(()))))
+        poisoned.append(success(table(made[0], values, trigger)))
+        control.append(success(table(made[0], other, trigger)))
     return [shown(each) for each in (clean, poisoned, control)]
 
 
@@ -86,7 +90,7 @@ def main() -> None:
     parser = digits.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    seeds = [federation(seed, quick=args.quick) for seed in range(args.seeds)]
+    seeds = [problem(seed, quick=args.quick) for seed in range(args.seeds)]
     print("| trigger | server | accuracy | success | without poison |\n|---|---|---:|---:|---:|")
     for name, rule in RULES.items():
         honest = [run(made, rule, {})[0] for made in seeds]

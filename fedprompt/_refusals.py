@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 from types import UnionType
 from typing import Any, Concatenate, ParamSpec
@@ -17,6 +18,9 @@ LARGEST_INT = 2**63
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 """Dtypes of integers with all operations; the wider unsigned ones have few."""
+
+NUMBERS = (int, float, np.integer, np.floating)
+"""Types of real numbers."""
 
 LONGEST = 60
 """Longest text of a value that an error prints, in characters."""
@@ -92,9 +96,9 @@ def optional(
         required(argument, value, *rule, **limits)
 
 
-def module(argument: str, module: object) -> None:
-    """Require a module."""
-    instance(argument, module, nn.Module, "be an nn.Module")
+module = partial(instance, kinds=nn.Module, rule="be an nn.Module")
+flag = partial(instance, kinds=bool, rule="be True or False")
+text = partial(instance, kinds=str, rule="be a string")
 
 
 def gradients_are_recorded(function: str) -> None:
@@ -109,16 +113,6 @@ def gradients_are_recorded(function: str) -> None:
 def function(argument: str, function: object, rule: str = "be a function") -> None:
     """Require something that can be called."""
     typed(callable(function), argument, rule, function)
-
-
-def flag(argument: str, flag: object) -> None:
-    """Require a boolean."""
-    instance(argument, flag, bool, "be True or False")
-
-
-def text(argument: str, text: object) -> None:
-    """Require a string."""
-    instance(argument, text, str, "be a string")
 
 
 def some(argument: str, found: object, rule: str) -> None:
@@ -177,7 +171,7 @@ def iterable(argument: str, things: object, of: str) -> None:
 
 def count(
     argument: str,
-    value: object,
+    value: Any,
     *,
     at_least: int = 1,
     at_most: int | None = None,
@@ -185,13 +179,12 @@ def count(
     below: int = LARGEST_INT,
 ) -> None:
     """Require an integer from `at_least` to `at_most`, the number `of` something."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise wrong_type(argument, "be an integer", kind(value))
+    integral = isinstance(value, Integral) and not isinstance(value, bool)
+    typed(integral, argument, "be an integer", value)
     require(int(value) >= at_least, argument, f"be at least {at_least}", value)
-    if int(value) >= below:
-        raise wrong(argument, f"be below 2**{below.bit_length() - 1}", value)
-    if at_most is not None and int(value) > at_most:
-        raise wrong(argument, f"be at most {at_most}, {of}", value)
+    require(int(value) < below, argument, f"be below 2**{below.bit_length() - 1}", value)
+    if at_most is not None:
+        require(int(value) <= at_most, argument, f"be at most {at_most}, {of}", value)
 
 
 @contextmanager
@@ -206,25 +199,25 @@ def located(where: str) -> Iterator[None]:
 
 def number(
     argument: str,
-    value: object,
+    value: Any,
     *,
     above: float | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> None:
     """Require a finite real number within the bounds that are given."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise wrong_type(argument, "be a number", kind(value))
-    if not -math.inf < value < math.inf:  # as a comparison it compiles, for a symbolic float too
-        raise wrong(argument, "be finite", value)
-    if isinstance(value, int) and not -LARGEST_INT < value < LARGEST_INT:
-        raise wrong(argument, "be a float, or below 2**63 in magnitude", value)
-    if above is not None and value <= above:
-        raise wrong(argument, f"be above {above:g}", value)
-    if at_least is not None and value < at_least:
-        raise wrong(argument, f"be at least {at_least:g}", value)
-    if at_most is not None and value > at_most:
-        raise wrong(argument, f"be at most {at_most:g}", value)
+    real = isinstance(value, NUMBERS) and not isinstance(value, bool)
+    typed(real, argument, "be a number", value)
+    # as a comparison it compiles, for a symbolic float too
+    require(-math.inf < value < math.inf, argument, "be finite", value)
+    small = not isinstance(value, int) or -LARGEST_INT < value < LARGEST_INT
+    require(small, argument, "be a float, or below 2**63 in magnitude", value)
+    if above is not None:
+        require(value > above, argument, f"be above {above:g}", value)
+    if at_least is not None:
+        require(value >= at_least, argument, f"be at least {at_least:g}", value)
+    if at_most is not None:
+        require(value <= at_most, argument, f"be at most {at_most:g}", value)
 
 
 def values_readable(*tensors: Tensor, sync: bool = True) -> bool:
@@ -380,8 +373,8 @@ def nonnegative(argument: str, numbers: Tensor) -> None:
 def shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> None:
     """Require a shape, which is that `of` something."""
     if tensor.shape != torch.Size(shape):
-        rule = f"have the shape of {of} {tuple(shape)}" if of else f"have shape {tuple(shape)}"
-        raise wrong(argument, rule, tuple(tensor.shape))
+        where = f"the shape of {of}" if of else "shape"
+        raise wrong(argument, f"have {where} {tuple(shape)}", tuple(tensor.shape))
 
 
 def tensor(

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 
 from fedprompt import _threads, freeze
-from fedprompt.guidance import central_difference, double_backward, forward_mode, guide_gradient
+from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from fedprompt.privacy import per_sample
 from same import assert_identical
 
@@ -69,7 +69,6 @@ def small_trunk():
 CALLS = {
     "forward mode": guided,
     "double backward": partial(guided, method=double_backward),
-    "central difference": partial(guided, method=central_difference),
     "per sample": sampled,
 }
 

@@ -140,8 +140,7 @@ class Gate(Mixture):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify images by their pooled token."""
-        self.others = torch.empty(0, *self.names.tokens.shape[:1], self.gate.embed_dim)
-        return super().forward(tokens)
+        return self.mixed(tokens, torch.empty(0, *self.names.tokens.shape[:1], self.gate.embed_dim))
 
 
 def lora_of_mlps(model: nn.Module) -> tuple[nn.Module, list[nn.Parameter]]:

@@ -1,7 +1,9 @@
 """Models of users: the libraries that define them, and the parameters that are trained."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, NoReturn
+from copy import deepcopy
+from itertools import chain
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.nn as nn
@@ -10,9 +12,10 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt.freezing import parameters_of
 
-_IN_TURN = (
-    "The trainable parameters of a trunk exist once, and a copy would share them silently or "
-    "train without effect. Clients that share a trunk take turns: load_values, train, collect."
+_Part = TypeVar("_Part")
+_TOGETHER = (
+    "The trainable parameters of a trunk belong to its model, which a shallow copy would not have. "
+    "Copy the client by `copy.deepcopy`: the frozen weights are shared."
 )
 
 
@@ -25,6 +28,7 @@ class Trainable(nn.Module):
 
     def __init__(self, model: nn.Module | None = None, chosen: Iterable[nn.Parameter] = ()) -> None:
         super().__init__()
+        self.__dict__["_model"] = model  # which is no part
         trained = set(chosen)
         for path, owner in model.named_modules() if model is not None else ():
             names = [name for name, parameter in owner._parameters.items() if parameter in trained]
@@ -37,16 +41,25 @@ class Trainable(nn.Module):
                 part.__dict__["_parameters"] = _Places(owner, names)
 
     def __copy__(self) -> NoReturn:
-        raise RuntimeError(_IN_TURN)
+        raise RuntimeError(_TOGETHER)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Trainable":
-        self.check_alone()
-        return self
+        return own_copy(self, self.__dict__["_model"], self, memo)
 
-    def check_alone(self) -> None:
-        """Refuse a copy if there are parameters."""
-        if any(True for _ in self.parameters()):
-            raise RuntimeError(_IN_TURN)
+
+def own_copy(
+    part: _Part, model: nn.Module | None, trained: Trainable, memo: dict[int, Any]
+) -> _Part:
+    """Copy a part of a client that trains some parameters of a model; the others are shared."""
+    chosen = set(trained.parameters())
+    if model is None or not chosen:
+        return part
+    for tensor in chain(model.parameters(), model.buffers()):
+        if tensor not in chosen:
+            memo[id(tensor)] = tensor
+    twin = memo[id(part)] = object.__new__(type(part))
+    twin.__dict__.update(deepcopy(part.__dict__, memo))
+    return twin
 
 
 class _Places(MutableMapping[str, Tensor | None]):

@@ -330,7 +330,8 @@ _MAKERS: dict[str, _Maker] = {
 def _rewritten(path: Path, model: nn.Module, scratch: Path) -> Path:
     """Write the weights of a model with its own names, from a file with any names."""
     found = weights_of(tensors_in(path), model)
-    save_file({key: value.clone() for key, value in found.items()}, scratch / "w.safetensors")
+    wide = {k: v.float() if v.is_floating_point() else v for k, v in found.items()}
+    save_file({key: value.clone() for key, value in wide.items()}, scratch / "w.safetensors")
     return scratch / "w.safetensors"
 
 

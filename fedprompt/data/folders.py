@@ -270,14 +270,12 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
     skipped: Skipped = defaultdict(list)
     found, visited = Found(), set[tuple[int, int]]()
     folders, links = deque([(root, tuple[str, ...]())]), deque[tuple[Path, tuple[str, ...]]]()
-    above = {(parent.stat().st_dev, parent.stat().st_ino) for parent in root.resolve().parents}
+    above = {_place(parent) for parent in root.resolve().parents}
     while folders or links:
         folder, names = (folders or links).popleft()
         before = len(found), len(folders), len(links)
         try:
-            status = folder.stat()
-            place = status.st_dev, status.st_ino
-            if place in visited | above:
+            if (place := _place(folder)) in visited | above:
                 skipped["a link to a folder that is read already"].append(folder)
                 continue
             visited.add(place)
@@ -308,6 +306,11 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
         _leave(skipped, skip, "not in the folder of a class", loose)
         found = [pair for pair in found if pair[0]]
     return found, skipped
+
+
+def _place(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def _is_split(name: str) -> bool:

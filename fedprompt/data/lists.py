@@ -148,9 +148,9 @@ def _table(file: Path) -> Listed:
 
 def _gaps(labels: set[int]) -> tuple[str, ...]:
     """Say which numbers of labels do not occur."""
-    low, high, number = min(labels), max(labels), len(labels)
+    low, high, number = min(labels, default=0), max(labels, default=0), len(labels)
     told = f"{number} labels from {low} to {high} have gaps, and are numbered in their order"
-    return (told,) * (high - low >= number)
+    return (told,) * (high - low >= number > 0)
 
 
 def _coop(file: Path) -> Listed:

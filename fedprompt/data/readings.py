@@ -126,7 +126,7 @@ def _digest(path: Path) -> str:
 
 def _unreadable(paths: Iterable[Path]) -> str:
     """Return the error of the first image of a class of which no image can be read."""
-    from fedprompt.data.images import opened  # Pillow is not imported with the library
+    from fedprompt.data.opening import opened  # Pillow is not imported with the library
 
     errors = []
     for path in paths:
@@ -153,8 +153,11 @@ def _places(folder: Folder, sides: np.ndarray | None = None) -> list[_Place]:
         names = (os.path.relpath(path, folder.root) for path in folder.paths)
         return list(map(_Place, names, sides.tolist(), folder.labels.tolist()))
     tested = folder.split != "train"
-    tests = np.where(tested if tested.any() else True, "tests", None)  # type: ignore[call-overload]
-    return [_Place(str(path), side, None) for path, side in zip(folder.paths, tests, strict=True)]
+    tests = np.where(tested | ~tested.any(), "tests", None)  # type: ignore[call-overload]
+    return [
+        _Place(str(path), side, None)
+        for path, side in zip(folder.paths, tests.tolist(), strict=True)
+    ]
 
 
 def _copies(

@@ -1,6 +1,6 @@
-r"""Three methods for the derivative of a model's guided output along a direction.
+r"""Two methods for the derivative of a model's guided output along a direction.
 
-Each takes `evaluate`, the trainable parameters and a direction for each parameter. Each returns the
+Both take `evaluate`, the trainable parameters and a direction for each parameter. Both return the
 derivative of the guided output along that direction, :math:`J_\theta F \cdot u`.
 
 ``evaluate(parameters, then)`` runs the model under these parameters and returns ``then(guided)``.
@@ -8,7 +8,6 @@ All differentiation happens inside `then`. Dropout masks, buffers and attention 
 at every call.
 """
 
-import math
 import warnings
 from functools import cache
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import fedprompt._refusals as check
-from fedprompt._conversions import widened
 from fedprompt._threads import PROCESS_STATE
 from fedprompt.guidance._forward_rules import ForwardRules, make_dual, tangent_of
 from fedprompt.guidance._passes import Evaluate, Parameters
@@ -111,43 +109,6 @@ def double_backward(
         return evaluate(leaves, product)
 
 
-def central_difference(
-    evaluate: Evaluate, parameters: Parameters, direction: Parameters, *, step: float = 1e-4
-) -> Float[Tensor, "batch dim"]:
-    """Differentiate by two forward passes, one on each side. This is an approximation.
-
-    Use this method only if an operator of the model cannot be differentiated twice. It is never
-    selected automatically.
-
-    Args:
-        evaluate: Function that runs the model and applies a function to its guided output.
-        parameters: Trainable parameters at which to differentiate, by name.
-        direction: Direction of the derivative, one tensor for each parameter.
-        step: Distance to each side, as a fraction of the norm of all parameters (above 0). The best
-            value depends on the model and its dtype.
-
-    Returns:
-        Approximate derivative, of the shape of the guided output.
-
-    Example:
-        >>> def evaluate(parameters, then):
-        ...     return then(parameters["scale"] ** 2 * torch.ones(1, 1))
-        >>> at, along = {"scale": torch.tensor(3.0)}, {"scale": torch.tensor(1.0)}
-        >>> central_difference(evaluate, at, along, step=0.125)
-        tensor([[6.]])
-    """
-    _check(evaluate, parameters, direction)
-    check.divisor("step", step)
-    distance = step * (_norm(parameters) or 1.0) / (_norm(direction) or 1.0)
-
-    def moved(by: float) -> Tensor:
-        there = {name: value + by * direction[name] for name, value in parameters.items()}
-        return evaluate(there, torch.detach)
-
-    with torch.no_grad():
-        return (moved(distance) - moved(-distance)) / (2 * distance)
-
-
 def _check(evaluate: object, parameters: Parameters, direction: Parameters) -> None:
     """Require a function, and tensors of equal names, shapes and dtypes."""
     check.function("evaluate", evaluate)
@@ -175,7 +136,3 @@ def _load_rules() -> None:
     with warnings.catch_warnings(), forward_ad.dual_level():
         warnings.filterwarnings("ignore", message=".torch.jit.script. is deprecated")
         make_dual(torch.zeros(1), torch.zeros(1))
-
-
-def _norm(tensors: Parameters) -> float:
-    return math.sqrt(sum(widened(value).square().sum().item() for value in tensors.values()))

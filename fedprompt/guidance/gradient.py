@@ -1,6 +1,6 @@
 """The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,9 +77,8 @@ def guide_gradient(
         update: Differentiable step of the parameters. :func:`~fedprompt.guidance.optimizer_update`
             makes it from a client's optimizer. If None, the step is plain gradient descent without
             momentum or weight decay, as in FedL2G.
-        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode`,
-            :func:`~fedprompt.guidance.double_backward` or
-            :func:`~fedprompt.guidance.central_difference`.
+        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode` or
+            :func:`~fedprompt.guidance.double_backward`.
 
     Returns:
         Gradient (classes, dim). Classes of the study samples that have a guide have weight 1. All
@@ -131,8 +130,11 @@ def guide_gradient(
         studied, gradients = mean_gradient("study", study_batches, parameters, loss=study_loss)
         arguments = parameters, gradients, learning_rate
         stepped, pull_back = _descend(*arguments) if update is None else _take(update, *arguments)
-        _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=_quiz_loss)
-        _check_used(parameters, gradients.keys() | slope.keys())
+        quiz_loss = lambda guided, logits, labels: label_loss(logits, labels)  # noqa: E731
+        _, slope = mean_gradient("quiz", quiz_batches, stepped, loss=quiz_loss)
+        unused = [name for name in parameters if name not in gradients and name not in slope]
+        rule = "use every parameter that requires gradients, or freeze it"
+        check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
         pulled = pull_back(slope)
         direction = {
             name: pulled.get(name, torch.zeros_like(value)) for name, value in parameters.items()
@@ -155,13 +157,6 @@ class _Studied(NamedTuple):
     states: RandomStates
 
 
-def _check_used(parameters: Mapping[str, Tensor], used: Container[str]) -> None:
-    """Require that each parameter has a gradient in the study loss or the quiz loss."""
-    unused = [name for name in parameters if name not in used]
-    rule = "use every parameter that requires gradients, or freeze it"
-    check.require(not unused, "model", rule, f"no gradient for {unused[:5]}")
-
-
 def _study_loss(
     guided: Tensor,
     logits: Tensor,
@@ -175,10 +170,6 @@ def _study_loss(
     got = "an output without a gradient, which no guide can move"
     check.require(guided.requires_grad, "model", rule, got)
     return label_loss(logits, labels) + guide_weight * guide_loss(guided, labels, rows, loss)
-
-
-def _quiz_loss(guided: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    return label_loss(logits, labels)
 
 
 def _mean_gradient(
@@ -321,17 +312,10 @@ def _batch_of(argument: str, batch: Any, num_classes: int) -> _Pair:
 
 
 def _check_finite_gradients(argument: str, gradients: Mapping[str, Tensor]) -> None:
-    """Require finite gradients, with a single synchronization if they are.
-
-    The sums are checked first. Finite gradients may have an infinite sum, so the gradients
-    themselves decide in that case.
-    """
-    if not gradients:
-        return
-    sums = torch.stack([value.sum().float() for value in gradients.values()])
-    if bool(torch.isfinite(sums).all()):
-        return
-    if broken := [name for name, value in gradients.items() if not torch.isfinite(value).all()]:
+    """Require finite gradients, with a single synchronization if they are."""
+    finite = [torch.isfinite(value).all() for value in gradients.values()]
+    if finite and not bool(torch.stack(finite).all()):
+        broken = [name for name, fits in zip(gradients, finite, strict=True) if not fits]
         raise check.wrong(argument, "give finite gradients", f"NaN or infinity for {broken[:5]}")
 
 

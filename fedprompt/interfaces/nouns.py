@@ -180,6 +180,9 @@ class ClassNames(_Names):
             made._check()
         return made
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ClassNames":
+        return self  # embeddings are frozen, and copies of a model share them
+
     def _check(self) -> None:
         classes = self.tokens
         for field, ndim in (("tokens", 3), ("start", 2), ("pad", 1)):

@@ -41,8 +41,7 @@ class _Adaptive(ClipModel):
         count = len(setting.named_clients)
         self.query = nn.Linear(setting.handwritten_text().shape[1], count, bias=False)
         shape = (count, setting.length, self.tower.dim)
-        self.keys: Tensor
-        self.register_buffer("keys", torch.rand(shape, generator=draw))
+        self.keys = torch.rand(shape, generator=draw)
 
     def with_keys(self, tokens: Tensor, keys: Tensor) -> Tensor:
         """Classify each image with its key (batch, length, dim)."""

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import ClipSetting
+from fedprompt.methods.models import ClipSetting, Complete
 from fedprompt.methods.registry import register
 from fedprompt.methods.steps import averaged, take_step
 
 
-class _Attended(nn.Module):
+class _Attended(Complete):
     """Zero-shot CLIP whose image features are multiplied by an attention over dimensions."""
 
     def __init__(self, setting: ClipSetting) -> None:

@@ -25,21 +25,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import Complete, VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.steps import averaged, take_step
 
 
-class _Mixture(nn.Module):
+class _Mixture(Complete):
     """Components with different initial values, and the mixture weights of a client."""
-
-    weights: Tensor
 
     def __init__(self, setting: VitSetting, number: int) -> None:
         super().__init__()
         seeds = [setting.seed + 1000 * component for component in range(number)]
         self.components = nn.ModuleList(replace(setting, seed=seed).new_model() for seed in seeds)
-        self.register_buffer("weights", torch.full((number,), 1 / number))
+        self.weights = torch.full((number,), 1 / number)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logarithm of the mixture of the components' probabilities."""

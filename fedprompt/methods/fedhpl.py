@@ -147,8 +147,9 @@ def _taught(
     def form(client):
         return message(unknown, setting.model(client, {}), 0)
 
-    forms = {kind: form(kind) for kind in range(setting.num_backbones)}
-    first: dict[str, Payload] = {str(dim(kind)): sent for kind, sent in forms.items()}
+    new = setting.num_backbones * (1 + max(setting.clients, default=0))  # newcomers, of all kinds
+    forms = {client: form(client) for client in range(new, new + setting.num_backbones)}
+    first: dict[str, Payload] = {str(dim(client)): sent for client, sent in forms.items()}
     _shared(forms.values(), [*map(dim, forms)], first)  # refuses prompts of unlike depth
     step(0, {}, first)  # refuses hyperparameters of the means
     return fp.Method(train, fp.Server(first, answer, step), setting.private_model, form=form)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import Personal, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
 from fedprompt.methods.steps import take_step
 
@@ -148,10 +148,9 @@ def fedkd(
         return energies[0] + (energies[1] - energies[0]) * server_round / setting.rounds
 
     def predict(data, answer, state):
-        if state:
-            return setting.model(data.id, state["mentor"])
-        fp.load_values(mentee, {**whole, **_received(answer, first)})
-        return mentee
+        fp.load_values(mentee, {**whole, **_received(answer, state.get("mentee", first))})
+        mentor = setting.model(data.id, state.get("mentor", {}))
+        return Personal(mentor, mentee, trained=bool(state))
 
     server = _factored_server(first, map(str, setting.named_clients), energy)
     return fp.Method(train, server, predict, form=lambda client: server.state["update"])

@@ -31,14 +31,13 @@ class LayeredClip(ClipModel):
 
     def __init__(self, setting: ClipSetting) -> None:
         super().__init__(setting)
-        self.setting = setting
         self.trunk = fp.vit_trunk(setting.clip.visual)
 
     def encode_images(
         self, images: Tensor, visual: Mapping[int, Tensor]
     ) -> Float[Tensor, "batch dim"]:
         """Encode images with prompts by layer."""
-        visual = {**visual, 0: self.setting.clip.visual.ln_pre(visual[0])}
+        visual = {**visual, 0: self.trunk.model.ln_pre(visual[0])}
         return fp.encode_prompted(self.trunk, images, fp.PromptStream(visual, replace=True)).pooled
 
     def encode(

@@ -37,7 +37,6 @@ class _Groups(ClipModel):
 
     def __init__(self, setting: ClipSetting, num_groups: int = 5) -> None:
         super().__init__(setting)
-        self.setting = setting
         self.num_groups = num_groups
         self.trunk = fp.vit_trunk(setting.clip.visual)
         draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
@@ -48,7 +47,7 @@ class _Groups(ClipModel):
         """Encode images (groups, batch, dim) and classes (groups, classes, dim)."""
         groups = torch.arange(self.num_groups).repeat_interleave(len(images))
         copies = images.repeat(self.num_groups, 1, 1, 1)
-        prompts = self.setting.clip.visual.ln_pre(self.visual(groups).layers[0])
+        prompts = self.trunk.model.ln_pre(self.visual(groups).layers[0])
         pooled = fp.encode_prompted(self.trunk, copies, fp.PromptStream({0: prompts})).pooled
         image = pooled.unflatten(0, (self.num_groups, len(images)))
         text = self.encode_names(self.text())

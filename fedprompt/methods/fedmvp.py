@@ -65,15 +65,20 @@ class _Multimodal(LayeredClip):
 
     def __init__(self, setting: ClipSetting) -> None:
         super().__init__(setting)
-        self.sentences = setting.attribute_text()
-        sizes = self.sentences[0].shape[1], self.trunk.dim, setting.length
+        sentences = setting.attribute_text()
+        self.text, self.counts = torch.cat(sentences), torch.tensor([*map(len, sentences)])
+        sizes = self.text.shape[1], self.trunk.dim, setting.length
         self.network = setting.seeded(_PromptFormer, *sizes)
+
+    def sentences(self) -> list[Tensor]:
+        """Return the text features of the sentences of each class."""
+        return list(self.text.split(self.counts.tolist()))
 
     def features(
         self, images: Tensor, sentences: list[Tensor]
     ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "classes dim"]]:
         """Encode images, normalized, and average the sentences of each class."""
-        visual = self.setting.clip.visual
+        visual = self.trunk.model
         patches = visual.conv1(images.to(visual.conv1.weight.dtype)).flatten(2).mT
         patches = patches + visual.positional_embedding[1:]
         prompts = self.network(patches, torch.cat(sentences))
@@ -82,14 +87,15 @@ class _Multimodal(LayeredClip):
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Classify images into all classes."""
-        image, text = self.features(images, self.sentences)
+        image, text = self.features(images, self.sentences())
         return self.scale * image @ text.T
 
     def loss(
         self, images: Tensor, labels: Tensor, present: Int[Tensor, "present"], mirrored: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy among some classes, and the distance to the frozen CLIP."""
-        image, text = self.features(images, [self.sentences[label] for label in present])
+        sentences = self.sentences()
+        image, text = self.features(images, [sentences[label] for label in present])
         with torch.no_grad():
             frozen = fp.encode_prompted(self.trunk, mirrored).pooled
         logits = self.scale * image @ text.T

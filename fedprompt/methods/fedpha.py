@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import ClipSetting, PromptedClassifier
+from fedprompt.methods.models import ClipSetting, Personal, PromptedClassifier
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED_CLIP, adapted, register
 from fedprompt.methods.steps import averaged, take_step
 
@@ -42,6 +42,15 @@ def _alignment(shared: Tensor, private: Tensor, projected: Tensor, margin: float
     return pull + (margin - (private - shared).norm(dim=-1)).relu().mean()
 
 
+class _PrivateContext(fp.ContextPrompts):
+    """Context that takes the length of the context in a state that it loads."""
+
+    def _load_from_state_dict(self, state, prefix, *others):
+        if (context := state.get(f"{prefix}context")) is not None:
+            self.context = torch.nn.Parameter(torch.empty_like(context))
+        super()._load_from_state_dict(state, prefix, *others)
+
+
 def _private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
     """Make a context whose length is drawn for the client, and fits in front of each name."""
     draw = setting.generator(0, client, purpose="private")
@@ -49,7 +58,7 @@ def _private_context(setting: ClipSetting, client: int) -> fp.ContextPrompts:
     room = names.context_length - len(names.start) - max(names.length)
     longest = max(shortest, min(2 * setting.length, room))
     length = int(torch.randint(shortest, longest + 1, (), generator=draw))
-    return fp.ContextPrompts(setting.tower.dim, length=length, generator=draw)
+    return _PrivateContext(setting.tower.dim, length=length, generator=draw)
 
 
 @register(
@@ -88,9 +97,7 @@ def fedpha(
         return fp.collect(model, weight=data.num_examples), fp.snapshot(private)
 
     def predict(data, answer, state):
-        if state:
-            return private_of(data.id, state)
         fp.load_values(model, answer)
-        return model
+        return Personal(private_of(data.id, state), model, trained=bool(state))
 
     return averaged(model, train, predict=predict)

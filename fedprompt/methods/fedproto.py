@@ -19,13 +19,12 @@ float64, largest difference 3e-16 (2026-11).
 """
 
 import torch
-import torch.nn as nn
 from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
-from fedprompt.methods.models import PromptedModel, VitSetting
+from fedprompt.methods.models import Complete, PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import prototypes, take_step
 
@@ -64,7 +63,7 @@ def fedproto(
     return fp.Method(train, server, predict, form=lambda client: {"prototypes": unknown})
 
 
-class NearestPrototype(nn.Module):
+class NearestPrototype(Complete):
     """Classify by the nearest prototype: logits are negative Euclidean distances.
 
     Args:
@@ -75,9 +74,10 @@ class NearestPrototype(nn.Module):
     def __init__(self, model: PromptedModel, prototypes: fp.Weighted) -> None:
         super().__init__()
         self.model = model
-        self.prototypes = prototypes
+        self.prototypes = prototypes.value
+        self.known = prototypes.weight > 0
 
     def forward(self, images: Tensor) -> Float[Tensor, "batch classes"]:
         """Classify images."""
-        distances = torch.cdist(self.model.features(images), self.prototypes.value)
-        return (-distances).masked_fill(self.prototypes.weight == 0, -1e4)
+        distances = torch.cdist(self.model.features(images), self.prototypes)
+        return (-distances).masked_fill(~self.known, -1e4)

@@ -39,7 +39,7 @@ class _Experts(ClipModel):
         super().__init__(setting)
         size, dim = setting.length, self.tower.dim
         width = setting.handwritten_text().shape[1]
-        self.basis = torch.empty(rank, dim).normal_(0, 0.02).to(setting.device)  # not trained
+        self.basis = torch.empty(rank, dim).normal_(0, 0.02)  # not trained
         self.experts = nn.Parameter(torch.empty(count, size, rank).normal_(0, 0.02))
         self.residual = nn.Parameter(torch.zeros(size, dim))
         gate = nn.Linear(width, count)

@@ -15,7 +15,7 @@ Compared: the server's step of FFA-LoRA in RaghavSinghal10/fedex-lora 683a3f3, s
 authors was not available, with the deviations above, float64, largest difference 2.2e-16 (2026-11).
 """
 
-import torch.nn as nn
+from functools import partial
 
 import fedprompt as fp
 from fedprompt.methods.models import VitSetting
@@ -23,16 +23,11 @@ from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, fedavg_client
 
 
-def _only_b(model: nn.Module, rank: int) -> tuple[nn.Module, list[nn.Parameter]]:
-    """Add LoRA whose factors A are frozen."""
-    tuned, parameters = fp.tuning.lora(model, rank=rank)
-    for a in parameters[::2]:
-        a.requires_grad_(False)
-    return tuned, parameters[1::2]
-
-
 @register("FFA-LoRA", families=("one model",), search=LEARNING_RATE)
 def ffa_lora(setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2) -> fp.Method:
     """FFA-LoRA."""
-    model = setting.new_model(tune=lambda model: _only_b(model, rank))
-    return averaged(model, fedavg_client(model, learning_rate))
+    model = setting.new_model(tune=partial(fp.tuning.lora, rank=rank))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_A." not in name)
+    shared = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return averaged(model, fedavg_client(model, learning_rate, shared=shared), shared=shared)

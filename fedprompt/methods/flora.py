@@ -80,6 +80,6 @@ def flora(
         return fp.collect(model_of(client, first), weight=0, only=sent)
 
     def predict(data, answer, state):
-        return model_of(data.id, answer)
+        return model_of(0, answer)  # a new B is 0, whatever the rank
 
     return fp.Method(train, fp.Server(first, broadcast, step), predict, form=form)

@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import Personal, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, take_step
 
@@ -46,9 +46,7 @@ def fml(
         return fp.collect(messenger, weight=1.0), fp.snapshot(model, buffers=True)
 
     def predict(data, answer, state):
-        if state:
-            return setting.model(data.id, state)
         fp.load_values(messenger, {**first, **answer})
-        return messenger
+        return Personal(setting.model(data.id, state), messenger, trained=bool(state))
 
     return averaged(messenger, train, predict=predict)

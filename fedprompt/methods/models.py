@@ -18,10 +18,57 @@ from fedprompt.methods.setting import Setting
 _Clip = TypeVar("_Clip", bound="ClipSetting")
 
 Tune = Callable[[nn.Module], tuple[nn.Module, list[nn.Parameter]]]
-"""Function from a model to a copy and its trained parameters."""
+"""Function from a model to a copy, and the parameters that the copy trains or has been given."""
 
 
-class PromptedModel(nn.Module):
+class Complete(nn.Module):
+    """Module whose state has all of its tensors: a tensor that is assigned becomes a buffer.
+
+    Frozen networks are plain objects, so they are not in the state.
+
+    Example:
+        >>> module = Complete()
+        >>> module.prototypes = torch.zeros(2, 3)
+        >>> [*module.state_dict()]
+        ['prototypes']
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(name, value)
+        else:
+            super().__setattr__(name, value)
+
+
+class Personal(nn.Module):
+    """A client's own model, and the shared model for a client that has not trained yet.
+
+    The state has both models, so every client can load that of every other one. Of the model that
+    does not predict it has a frozen copy.
+
+    Args:
+        own: Model of the client.
+        shared: Model of all clients.
+        trained: Whether the client has trained. If not, `shared` predicts.
+    """
+
+    def __init__(self, own: nn.Module, shared: nn.Module, *, trained: bool) -> None:
+        super().__init__()
+        unused = deepcopy(shared if trained else own).requires_grad_(False)
+        self.own, self.shared = (own, unused) if trained else (unused, shared)
+        self.register_buffer("trained", torch.tensor(trained))
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that predicts."""
+        return self.own if self.trained else self.shared
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Predict with one of the models."""
+        return cast(Tensor, self.model(inputs))
+
+
+class PromptedModel(Complete):
     """Prompts and a linear head on a frozen trunk, which is shared and has no part in messages.
 
     Args:
@@ -202,7 +249,7 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
     return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
 
 
-class ClipModel(nn.Module):
+class ClipModel(Complete):
     """Text tower of a frozen CLIP and its class names, for models with prompts.
 
     Args:

@@ -36,23 +36,28 @@ __all__ = ["Mixture", "pfedmoap"]
 class Mixture(PromptedClassifier):
     """Prompted text with a gate over the text features of other clients, if there are any."""
 
-    def __init__(self, setting: ClipSetting, own_weight: float) -> None:
+    def __init__(self, setting: ClipSetting, own_weight: float, num_others: int = 0) -> None:
         super().__init__(setting, setting.new_context())
         width = setting.handwritten_text().shape[1]
         heads = 4
         self.gate = nn.MultiheadAttention(width, heads, batch_first=True)
         self.sharpness = 10 * (width / heads) ** 0.5  # attention divides by the root
         self.own_weight = own_weight
-        self.others: Tensor | None = None  # normalized text (experts, classes, dim)
+        self.others = torch.zeros(num_others, setting.num_classes, width)  # normalized text
+        self.known = torch.zeros(num_others, dtype=torch.bool)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify images by their pooled token."""
+        return self.mixed(tokens, self.others[self.known] if self.known.any() else None)
+
+    def mixed(self, tokens: Tensor, others: Tensor | None) -> Tensor:
+        """Classify with the gate over the own text and that of others, or without a gate."""
         image = F.normalize(tokens[:, 0], dim=-1)
         text = F.normalize(self.text(), dim=-1)
         logits = self.scale * image @ text[0].T
-        if self.others is None:
+        if others is None:
             return logits
-        experts = torch.cat([text, self.others]).transpose(0, 1)  # (classes, experts, dim)
+        experts = torch.cat([text, others]).transpose(0, 1)  # (classes, experts, dim)
         mixed, _ = self.gate(self.sharpness * image.expand(len(experts), -1, -1), experts, experts)
         return self.own_weight * logits + self.scale * einsum(image, mixed, "b d, c b d -> b c")
 
@@ -83,15 +88,18 @@ def pfedmoap(
     own_weight: float = 0.5,
 ) -> fp.Method:
     """pFedMoAP."""  # noqa: D403
-    model = setting.seeded(Mixture, setting, own_weight)
+    model = setting.seeded(Mixture, setting, own_weight, num_experts - 1)
     first = fp.snapshot(model)
     mean = fp.averaging_server(fp.snapshot(model, only=["context"]))
     unknown = torch.zeros(num_experts - 1, *first["context.context"].shape[1:])
 
     def loaded(answer, gate):
-        near = answer["experts"].value[answer["experts"].weight > 0]
-        with torch.no_grad():
-            model.others = F.normalize(model.encode_names(near), dim=-1) if len(near) else None
+        contexts, weight = answer["experts"]
+        model.known, model.others = weight > 0, torch.zeros_like(model.others)
+        if model.known.any():
+            with torch.no_grad():
+                near = model.encode_names(contexts[model.known])
+            model.others[model.known] = F.normalize(near, dim=-1)
         fp.load_values(model, {**first, **gate, "context.context": answer["context.context"]})
         return model
 

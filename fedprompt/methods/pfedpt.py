@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
+from fedprompt.methods.models import Complete, VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.steps import averaged, take_step
 
 
-class _Bordered(nn.Module):
+class _Bordered(Complete):
     """A network whose images have a learned border of pixels added to them."""
 
     def __init__(self, setting: VitSetting, width: int) -> None:
@@ -45,7 +45,7 @@ class _Bordered(nn.Module):
         draw = setting.stream(0, purpose="border")
         for pixels in self.border.parameters():
             nn.init.normal_(pixels, generator=draw)
-        self.register_buffer("inside", torch.zeros(1, channels, *inside))
+        self.inside = torch.zeros(1, channels, *inside)
 
     def forward(self, images: Tensor) -> Tensor:
         """Classify images."""

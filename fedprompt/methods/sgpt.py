@@ -155,7 +155,6 @@ def sgpt(
 
     def train(data, answer, state):
         predict(data, answer, state).train()
-        model.selector.start_round(answer["selector.usage"])
         for block, batches in zip(blocks, data.phases(len(blocks)), strict=True):
             with fp.training_only(model, *map(model.get_submodule, block)):
                 optimizer = data.optimizer(model, learning_rate)
@@ -166,6 +165,7 @@ def sgpt(
 
     def predict(data, answer, state):
         fp.load_values(model, answer)
+        model.selector.start_round(answer["selector.usage"])
         return model.eval()
 
     def form(client):

@@ -53,13 +53,14 @@ def averaged(
 
 
 def fedavg_client(
-    model: nn.Module, learning_rate: float
+    model: nn.Module, learning_rate: float, *, shared: Sequence[str] | None = None
 ) -> Callable[[ClientData, fp.interfaces.Message, fp.interfaces.State], Any]:
     """Make the client of FedAvg, which takes a step on each batch and sends what it trained.
 
     Args:
         model: Model of all clients, which is trained in place.
         learning_rate: Learning rate of the optimizer of the setting.
+        shared: Names or dotted prefixes of the parameters in payloads. If None, all of them.
 
     Returns:
         Client function, as in :class:`fedprompt.Method`.
@@ -80,7 +81,7 @@ def fedavg_client(
         optimizer = data.optimizer(model, learning_rate)
         for inputs, labels in data.batches():
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
-        return fp.collect(model, weight=data.num_examples), state
+        return fp.collect(model, weight=data.num_examples, only=shared), state
 
     return train
 

@@ -73,8 +73,8 @@ class _Mixture(ClipModel):
         self.handwritten = setting.handwritten_text()
         keys = torch.empty(count, self.handwritten.shape[1], device="cpu")
         nn.init.orthogonal_(keys, generator=setting.stream(0, purpose="keys"))
-        self.keys = keys.to(setting.device)
-        self.stream = partial(setting.stream, 0, purpose="centers")
+        self.keys = keys
+        self.centers = setting.stream(0, purpose="centers").get_state()
 
     @torch.no_grad()
     def shares(self, tokens: Tensor, capacity: float) -> Float[Tensor, "batch experts"]:
@@ -82,7 +82,8 @@ class _Mixture(ClipModel):
         count, number = len(self.keys), tokens.shape[1]
         if number < count:
             raise ValueError(f"`num_experts` must be at most {number}, the tokens; got {count}.")
-        first = torch.randperm(number, generator=self.stream(), device="cpu")[:count]
+        draw = torch.Generator().set_state(self.centers.cpu())
+        first = torch.randperm(number, generator=draw, device="cpu")[:count]
         most = torch.full((count,), max(1, int(number // count * capacity)), device=tokens.device)
         most[: number % count] += 1
         centers, sizes = _clusters(tokens, tokens[:, first.to(tokens.device)], most)

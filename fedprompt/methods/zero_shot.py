@@ -12,22 +12,35 @@ Deviations: there is one sentence for each class, without an ensemble. No steps 
 Compared: its definition, float64, largest difference 6.9e-15 (2026-11).
 """
 
-from functools import partial
+from jaxtyping import Float
+from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import ClipSetting
+from fedprompt.methods.models import ClipSetting, Complete
 from fedprompt.methods.registry import register
+
+
+class _Handwritten(Complete):
+    """Classifier of image tokens by a sentence of each class."""
+
+    def __init__(self, setting: ClipSetting) -> None:
+        super().__init__()
+        self.text, self.scale = setting.handwritten_text(), setting.scale
+
+    def forward(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch classes"]:
+        """Classify images by their pooled token, which is first."""
+        return fp.cosine_logits(tokens[:, 0], self.text, scale=self.scale)
 
 
 @register("Zero-shot CLIP", families=("CLIP",))
 def zero_shot(setting: ClipSetting) -> fp.Method:
     """Zero-shot CLIP."""
-    classify = partial(fp.cosine_logits, text=setting.handwritten_text(), scale=setting.scale)
+    model = _Handwritten(setting)
 
     def train(data, answer, state):
         return {}, state
 
     def predict(data, answer, state):
-        return lambda tokens: classify(tokens[:, 0])
+        return model
 
     return fp.Method(train, fp.averaging_server({}), predict, form=lambda client: {})

@@ -2,12 +2,10 @@
 
 from fedprompt.privacy.clipping import cap_weight, clip_norm, gaussian_noise
 from fedprompt.privacy.dp_sgd import clipped_sum, noisy_mean, per_sample, poisson_batch
-from fedprompt.privacy.independence import check_independence
 from fedprompt.privacy.sums import from_sum, to_summable
 
 __all__ = [
     "cap_weight",
-    "check_independence",
     "clip_norm",
     "clipped_sum",
     "from_sum",

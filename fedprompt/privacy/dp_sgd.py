@@ -69,8 +69,7 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     Each module that owns parameters must be called, and only with tensors (batch, ...). It receives
     one sample at a time, as a batch of one (``torch.vmap``). A prompt module then returns a stream
     with tokens (batch, prompts, dim). All other computation sees the whole batch and must not mix
-    samples. A backbone in eval mode does not mix them. :func:`check_independence` checks this for
-    modules that you wrote.
+    samples, such as ``x - x.mean(0)`` does. A backbone in eval mode does not mix them.
 
     A module may have two names, and two modules may share a parameter. The copy of the parameter
     then receives the gradients of all uses.

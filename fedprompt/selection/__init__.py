@@ -3,7 +3,7 @@
 from fedprompt.selection.agreement import clustering_accuracy
 from fedprompt.selection.balanced import select_balanced
 from fedprompt.selection.centering import CenteredQueries, query_mean
-from fedprompt.selection.health import revive_keys, selection_health
+from fedprompt.selection.health import selection_health
 from fedprompt.selection.keys import SelectionKeys, key_loss, orthogonal_keys
 from fedprompt.selection.nearest import select_nearest
 
@@ -14,7 +14,6 @@ __all__ = [
     "key_loss",
     "orthogonal_keys",
     "query_mean",
-    "revive_keys",
     "select_balanced",
     "select_nearest",
     "selection_health",

@@ -23,10 +23,10 @@ def check_counts(name: str, counts: Tensor, groups: int, *, sync: bool = False) 
 
     Unless `sync` is set, values are checked on CPU tensors only.
     """
-    if not isinstance(counts, Tensor) or counts.is_complex() or counts.dtype == torch.bool:
-        raise check.wrong_type(name, "be a tensor of counts (groups,)", check.kind(counts))
-    if counts.shape != (groups,):
-        raise check.wrong(name, f"have one count for each of {groups} groups", tuple(counts.shape))
+    real = isinstance(counts, Tensor) and not counts.is_complex() and counts.dtype != torch.bool
+    check.typed(real, name, "be a tensor of counts (groups,)", counts)
+    rule = f"have one count for each of {groups} groups"
+    check.require(counts.shape == (groups,), name, rule, counts)
     if check.values_readable(counts, sync=sync):
         check.dense(name, counts)
         check.nonnegative(name, counts)

@@ -1,4 +1,4 @@
-"""Figures of key usage, and the revival of keys that are never selected."""
+"""Figures of key usage."""
 
 import math
 import warnings
@@ -9,8 +9,7 @@ from torch import Tensor
 
 import fedprompt._conversions as convert
 import fedprompt._refusals as check
-from fedprompt._cosine import cosines, unit
-from fedprompt.selection._inputs import check_counts, check_pair
+from fedprompt._cosine import unit
 
 
 def selection_health(
@@ -87,58 +86,6 @@ def selection_health(
     if query is not None:
         health["mean_cosine"] = _mean_cosine(query, max_cosine)
     return health
-
-
-@torch.no_grad()
-def revive_keys(
-    query: Float[Tensor, "batch dim"],
-    keys: Float[Tensor, "groups dim"],
-    *,
-    usage: Real[Tensor, " groups"],
-) -> Float[Tensor, "groups dim"]:
-    """Move keys that are never selected to queries that no key is close to.
-
-    One after the other, each dead key becomes the query whose nearest key is farthest away,
-    normalized to length 1. The function is deterministic, and keys in use are returned bitwise
-    identical.
-
-    Load the result on a client before it selects, and train before you send: a revived key starts
-    as the query of a single sample.
-
-    Args:
-        query: Queries of samples, from one client or from public data.
-        keys: Keys, one for each group.
-        usage: Number of selections of each group over a recent period. A key with 0 is dead. Totals
-            since the first round do not reveal keys that died later.
-
-    Returns:
-        New keys in the dtype of `keys`.
-
-    Raises:
-        ValueError: If shapes or devices disagree, a count is out of range, or there are fewer
-            queries than dead keys.
-
-    Example:
-        >>> keys = torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-        >>> query = torch.tensor([[5.0, 0.1], [0.0, 2.0]])
-        >>> revive_keys(query, keys, usage=torch.tensor([9, 0]))
-        tensor([[1., 0.],
-                [0., 1.]])
-    """
-    check_pair(query, keys)
-    check_counts("usage", usage, len(keys), sync=True)
-    dead = torch.nonzero(usage == 0).flatten().tolist()
-    rule = f"hold at least one sample for each of {len(dead)} dead keys"
-    check.require(len(query) >= len(dead), "query", rule, len(query))
-    new = keys.detach().clone()
-    directions = unit(query)
-    similarity = cosines(query, keys)
-    similarity[:, dead] = -torch.inf
-    for group in dead:
-        farthest = similarity.amax(1).argmin()
-        new[group] = directions[farthest].to(keys.dtype)
-        similarity[:, group] = directions @ directions[farthest]
-    return new
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shutil
+import warnings
 
 import numpy as np
 import open_clip
@@ -68,7 +69,8 @@ class Mine:
 
 
 def traced(model, *inputs):
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return torch.jit.trace(model, inputs, check_trace=False, strict=False)
 
 
@@ -97,7 +99,6 @@ STORED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
 @pytest.mark.parametrize("name", STORED)
 def test_a_file_of_weights_is_read_as_people_have_it(name, vit, tmp_path):
     STORED[name](vit, tmp_path / name)
@@ -109,7 +110,6 @@ def test_a_file_of_weights_is_read_as_people_have_it(name, vit, tmp_path):
     assert made.trunk.dim == 64
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")
 def test_the_weights_of_a_clip_may_be_an_archive_of_openai_in_half_precision(clip, tmp_path):
     """Its other attributes are left out, and the activation is that of the tag."""
     saved = traced(clip, torch.zeros(1, 3, 16, 16), torch.ones(1, 24, dtype=torch.long))

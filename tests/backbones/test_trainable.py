@@ -157,23 +157,37 @@ def test_adapters_that_were_not_named_are_not_frozen_silently():
 # --- Copies
 
 
-@pytest.mark.parametrize(
-    "copied", [lambda client: client, lambda client: client.trunk, lambda client: client.inside]
-)
-def test_a_deep_copy_raises(copied):
+@every_part
+def test_a_deep_copy_trains_its_own_parameters_and_shares_the_frozen_ones(part):
+    model, trunk = make(part)
+    client = Client(trunk)
+    images, labels = draw_images(model), torch.tensor([0, 1])
+    before, first = fp.snapshot(client), client(images)
+    twin = copy.deepcopy(client)
+    assert torch.equal(twin(images), first)
+    for name, value in model.named_parameters():
+        shared = twin.trunk.model.get_parameter(name) is value
+        assert shared == (name not in dict(trunk.trainable.named_parameters()))
+    step(twin, images, labels)
+    assert all(torch.equal(value, before[name]) for name, value in fp.snapshot(client).items())
+    assert torch.equal(client(images), first)
+    step(client, images, labels)
+    assert torch.equal(client(images), twin(images))  # both took the same step
+    assert not torch.equal(client(images), first)
+
+
+def test_a_deep_copy_without_trained_parameters_has_the_same_trunk():
     _, trunk = make(left_trainable)
-    with raises(RuntimeError, "Clients that share a trunk take turns: load_values, train, collect"):
-        copy.deepcopy(copied(Client(trunk)))
-    with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
+    with raises(RuntimeError, "The trainable parameters of a trunk belong to its model"):
         copy.copy(trunk.trainable)
-    frozen = Client(fp.vit_trunk(tiny_vit()))  # without trained parameters, copies share the trunk
+    frozen = Client(fp.vit_trunk(tiny_vit()))
     assert copy.deepcopy(frozen).trunk is frozen.trunk
 
 
 def test_gradients_of_single_samples_are_refused():
     """They need a copy for each sample, and would miss the parameters inside the trunk."""
     _, trunk = make(left_trainable)
-    with raises(RuntimeError, "The trainable parameters of a trunk exist once"):
+    with raises(RuntimeError, "The trainable parameters of a trunk belong to its model"):
         per_sample(Client(trunk), 2)
 
 

@@ -173,8 +173,11 @@ def test_problems_that_differ_in_one_argument_or_in_their_images_have_other_reco
     both = np.where(np.arange(24) == 1, "val", folder.split)
     stores.append(replace(usual, folder=replace(folder, split=both)))
     model = timm.create_model("test_vit", img_size=32, num_classes=0)
-    networks = {"model": model, "mean": (0.4,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear"}
-    stores += [replace(usual, network=replace(vit, **{n: v})) for n, v in networks.items()]
+    networks = {"mean": (0.4,) * 3, "std": (0.4,) * 3, "interpolation": "bilinear"}
+    own = vit.preparation
+    others = [replace(vit, model=model)]
+    others += [replace(vit, preparation=replace(own, **{n: v})) for n, v in networks.items()]
+    stores += [replace(usual, network=other) for other in others]
     made = [problem(usual), problem(usual, usual), *(problem(usual, **each) for each in given)]
     found = [each.inputs("", Machine())["inputs"] for each in (*made, *map(problem, stores))]
     assert len({*map(str, found)}) == len(found) == 2 + 10 + 7 + 4

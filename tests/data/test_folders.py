@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from unicodedata import normalize
 
@@ -10,6 +11,7 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from fedprompt.data import read_folder
+from fedprompt.data.folders import READ, flags
 from refusals import check_refused, refusals
 
 
@@ -28,23 +30,36 @@ def make(root: Path, *names: str) -> Path:
 
 
 LAYOUTS = {
-    # files, domains, counts of training, validation and test images
-    "class": ("{cat,dog}/{1,2,3}.png", ("",), (6, 0, 0)),
-    "split/class": ("{training,valid,TEST}/{cat,dog}/{1,2}.JPG", ("",), (4, 4, 4)),
-    "domain/class": ("{art,photo}/{cat,dog}/{1,2}.jpeg", ("art", "photo"), (8, 0, 0)),
-    "domain/split/class": ("{a,b}/{train,eval}/{cat,dog}/1.bmp", ("a", "b"), (4, 4, 0)),
-    "split/domain/class": ("{train,test}/{a,b,c}/{cat,dog}/1.webp", ("a", "b", "c"), (6, 0, 6)),
+    # files, domains, counts of training, validation and test images, whether it is read as it is
+    "class": ("{cat,dog}/{1,2,3}.png", ("",), (6, 0, 0), True),
+    "split/class": ("{training,valid,TEST}/{cat,dog}/{1,2}.JPG", ("",), (4, 4, 4), True),
+    "class/split": ("{cat,dog}/{train,test}/{1,2}.ppm", ("",), (4, 0, 4), False),
+    "domain/class": ("{art,photo}/{cat,dog}/{1,2}.jpeg", ("art", "photo"), (8, 0, 0), False),
+    "domain/_/class": ("{art,photo}/images/{cat,dog}/1.png", ("art", "photo"), (4, 0, 0), False),
+    "domain/split/class": ("{a,b}/{train,eval}/{cat,dog}/1.bmp", ("a", "b"), (4, 4, 0), False),
+    "split/domain/class": (
+        "{train,test}/{a,b,c}/{cat,dog}/1.webp",
+        ("a", "b", "c"),
+        (6, 0, 6),
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_are_told_apart(layout, tmp_path):
-    files, domains, counts = LAYOUTS[layout]
-    folder = read_folder(make(tmp_path, files, "notes.txt", ".DS_Store"))
-    assert (folder.layout, folder.class_names, folder.domain_names) == (
-        *(layout, ("cat", "dog")),
-        domains,
-    )
+def test_depth_and_names_of_splits_decide_and_every_deeper_folder_needs_its_layout(
+    layout, tmp_path
+):
+    files, domains, counts, decided = LAYOUTS[layout]
+    make(tmp_path, files, "notes.txt", ".DS_Store")
+    if not decided:
+        reading = re.escape(f"layout='{layout}' (")
+        with pytest.raises(ValueError, match=f"read in one way.*{reading}.*Choose by `layout`"):
+            read_folder(tmp_path)
+    given = {} if decided else {"layout": layout.replace("domain", "client")}
+    folder = read_folder(tmp_path, **given)
+    assert folder.layout == layout
+    assert (folder.class_names, folder.domain_names) == (("cat", "dog"), domains)
     assert tuple((folder.split == side).sum() for side in ("train", "val", "test")) == counts
     axes, words = layout.split("/"), {"training": "train", "valid": "val", "eval": "val"}
     for path, label, domain, split in zip(
@@ -55,8 +70,7 @@ def test_layouts_are_told_apart(layout, tmp_path):
         assert folder.class_names[label] == names["class"]
         assert folder.domain_names[domain] == names.get("domain", "")
         assert split == words.get(side, side)
-    same = read_folder(tmp_path, layout=layout.replace("domain", "client"))
-    assert same.paths == folder.paths
+    assert read_folder(tmp_path, layout=layout).paths == folder.paths
 
 
 def test_a_folder_of_classes_is_read_as_by_torchvision(tmp_path):
@@ -68,14 +82,15 @@ def test_a_folder_of_classes_is_read_as_by_torchvision(tmp_path):
 
 def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
     make(tmp_path, "art/{cat,dog,owl}/{1,2}.png", "photo/{cat,dog}/1.png", "art/cat/._1.png")
-    make(tmp_path, "__MACOSX/art/cat/1.png", "photo/.cache/{a,b}/1.png")
+    make(tmp_path, "__MACOSX/art/cat/1.png", "photo/.cache/{a,b}/1.png", "art/cat/9.gif")
     (tmp_path / "photo" / "owl").mkdir()
-    assert str(read_folder(tmp_path)).splitlines() == [
+    assert str(read_folder(tmp_path, layout="domain/class")).splitlines() == [
         f"{tmp_path}: layout domain/class, 8 images, 3 classes, 2 domains",
         "  art: train 6",
         "  photo: train 2",
         "  classes: cat 3, dog 3, owl 2",
         f"  left out: 3 (hidden), such as {tmp_path}/__MACOSX",
+        f"  left out: 1 (.gif is not read), such as {tmp_path}/art/cat/9.gif",
         f"  left out: 1 (a folder without images), such as {tmp_path}/photo/owl",
     ]
     make(tmp_path / "sides", "train/{a,b}/1.png", "test/{a,c}/1.png")
@@ -84,42 +99,34 @@ def test_the_description_has_layout_classes_domains_and_numbers(tmp_path):
     assert "j 1 and 2 more, from 1 to 2 images" in str(read_folder(letters))
     many = make(tmp_path / "many", "{a,b,c,d,e,f,g,h,i,j,k,l}/{val,train}/{x,y}/1.png")
     make(many, "l/val/x/2.png")
-    text = str(read_folder(many))
+    text = str(read_folder(many, layout="client/split/class"))
     assert "  j: train 2, val 2\n  2 more domains: from 4 to 5 images" in text
 
 
 AMBIGUOUS = {
-    "{a,b}/1.png {a,b}/x/1.png": (
-        "layout='class' (2 classes: a, b; 2 images in subfolders)",
-        "layout='domain/class' (2 domains: a, b; 1 class: x; all images are in one class;"
-        " 2 images outside of it)",
+    "{a,b}/1.png {a,b}/{x,y}/1.png": (
+        "layout='class' (2 classes: a, b; 4 images in subfolders)",
+        "layout='domain/class' (2 domains: a, b; 2 classes: x, y; 2 images outside of it)",
     ),
     "a/{x,y}/1.png b/{z,w}/1.png": (
         "layout='class' (2 classes: a, b; 4 images in subfolders)",
-        "layout='domain/class' (2 domains: a, b; 4 classes: w, x, y, z; `a` has no class in "
-        "common with another domain)",
+        "layout='domain/class' (2 domains: a, b; 4 classes: w, x, y, z)",
     ),
     "{car,train,plane}/1.png": (
         "layout='class' (3 classes: car, plane, train; `train` would be a class, and is the name "
         "of a split)",
     ),
-    "cat/{1,2}.png dog/1.png train/{cat,dog}/1.png": ("layout='class'", "layout='split/class'"),
     "{train,photo}/{cat,dog}/1.png": (
-        "layout='domain/class' (2 domains: photo, train; 2 classes: cat, dog; `train` would be a "
-        "domain, and is the name of a split)",
+        "layout='domain/class' (2 domains: photo, train; `train` would be a domain, and is the "
+        "name of a split; 2 classes: cat, dog)",
         "layout='class'",
+        "layout='split/class' (2 classes: cat, dog; 2 images outside of it)",
     ),
-    "{train,val}/{train,test}/{cat,dog}/1.png": (
-        "layout='domain/split/class'",
-        "layout='split/domain/class'",
-    ),
-    "{a,b}/{train,test}/1.png": ("`test` would be a class", "layout='class'"),
+    "{train,val}/{train,test}/{cat,dog}/1.png": ("layout='split/class'", "='split/domain/class'"),
+    "{a,b}/{train,test}/1.png": ("layout='class/split' (2 classes: a, b)",),
     "train/{n1,n2}/images/1.png": ("layout='split/class' (2 classes: n1, n2; 2 images in",),
-    "train/{n1,n2}/1.png val/images/{1,2,3}.png": (
-        "no class of the test images, such as `images`, has training images",
-    ),
-    "images/{cat,dog}/1.png": ("`images` has no class in common", "all images are in one class"),
-    "test/{cat,dog}/1.png": ("no image is for training",),
+    "images/{cat,dog}/1.png": ("layout='_/class' (2 classes: cat, dog; folder `images` is passed",),
+    "one/a/1.png": ("layout='_/class' (1 class: a; all images are in one class",),
 }
 
 
@@ -128,8 +135,12 @@ def test_a_folder_with_two_readings_is_refused_with_both(files, tmp_path):
     make(tmp_path, *files.split())
     with pytest.raises(ValueError, match="must be read in one way") as error:
         read_folder(tmp_path)
-    for reading in (*AMBIGUOUS[files], "Choose by `layout`."):
+    for reading in (*AMBIGUOUS[files], f"Choose by `layout`: {READ}."):
         assert reading in str(error.value)
+    for layout in re.findall("layout='([^']+)'", str(error.value)):
+        if "all images are in one class" not in str(error.value):
+            assert read_folder(tmp_path, layout=layout, skip=True).layout == layout
+    assert "--layout class" in flags("with layout='class'")
 
 
 def test_the_user_decides_between_two_readings(tmp_path):
@@ -141,7 +152,7 @@ def test_the_user_decides_between_two_readings(tmp_path):
 def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
     make(tmp_path, "{cat,dog}/1.png")
     (tmp_path / "all.csv").write_text("path,label\ncat/1.png,dog\ndog/1.png,cat\n")
-    both = r"with layout='csv' \(all.csv\) and layout='class' \(2 classes: cat, dog\)"
+    both = r"got layout='csv' \(all.csv\) and layout='class' \(2 classes: cat, dog\) in"
     with pytest.raises(ValueError, match=both):
         read_folder(tmp_path)
     assert read_folder(tmp_path, layout="csv").labels.tolist() == [1, 0]
@@ -155,7 +166,7 @@ def test_a_list_and_folders_with_one_reading_are_refused(tmp_path):
 def test_of_two_lists_one_must_be_passed(tmp_path):
     make(tmp_path, "split_zhou_Pets.json", "1.png")
     (tmp_path / "a.csv").write_text("path,label\n1.png,a\n")
-    both = r"with layout='coop' \(split_zhou_Pets.json\) and layout='csv' \(a.csv\)"
+    both = r"layout='coop' \(split_zhou_Pets.json\) and layout='csv' \(a.csv\) in .*`split`"
     with pytest.raises(ValueError, match=both):
         read_folder(tmp_path)
 
@@ -181,12 +192,23 @@ def coop(root: Path, **sides: list[list[object]]) -> Path:
     return root
 
 
-def test_a_list_of_coop_keeps_its_numbers_and_finds_its_images(tmp_path):
+def test_a_list_of_coop_costs_its_content_and_finds_its_images(tmp_path):
     make(tmp_path, "deep/images/{1,2,3}.jpg", "other/1.jpg")
-    train, test = [["2.jpg", 2, "crane"], ["1.jpg", 0, "crane"]], [["3.jpg", 2, "crane"]]
+    far = 10**12
+    train, test = [["2.jpg", far, "crane"], ["1.jpg", 0, "crane"]], [["3.jpg", far, "bird"]]
     folder = read_folder(coop(tmp_path, train=train, val=[], test=test), layout="coop")
-    assert folder.class_names == ("crane", "class 1", "crane")  # two classes of one name
-    assert folder.labels.tolist() == [2, 0, 2]
+    assert folder.class_names == ("crane", "bird")
+    assert folder.labels.tolist() == [1, 0, 1]
+    assert folder.notes == (f"2 labels from 0 to {far} have gaps, and are numbered in their order",)
+    (doubt,) = folder.doubts
+    assert doubt == (
+        "label-names",
+        (f"label {far}: `crane` and `bird`", f"`crane`: labels 0, {far}"),
+    )
+    assert (
+        f"doubt label-names: one label has two names, or two labels have one name: label {far}"
+        in str(folder)
+    )
     assert folder.split.tolist() == ["train", "train", "test"]
     assert folder.paths[0] == tmp_path / "deep" / "images" / "2.jpg"
 
@@ -206,25 +228,50 @@ REFUSED = """
 read_folder(3) -> TypeError: `root` must be a path
 read_folder("") -> ValueError: `root` must be the path of a folder; got an empty path
 read_folder("none") -> FileNotFoundError: `root` must be a folder or a list of images; none is
-read_folder(".", layout="tree") -> ValueError: `layout` must be one of class, split/class
+read_folder(".", layout="tree") -> ValueError: `layout` must be csv, coop, or levels of folders
+read_folder(".", layout="domain") -> ValueError: `layout` must be csv, coop, or levels of folders
+read_folder(".", layout="class/class") -> ValueError: `layout` must be csv, coop, or levels
 read_folder(".", skip=1) -> TypeError: `skip` must be True or False; got 1 (int)
-read_folder(make(Path("one"), "a/{1,2}.png")) -> ValueError: `root` must be read in one way; one can
-read_folder("one", layout="class") -> ValueError: images of several classes; got one: all images are
-read_folder(".", layout="csv") -> ValueError: or a CSV with path and label; got ..
+read_folder("one") -> ValueError: `root` must have training images of several classes; got all
+read_folder("one", layout="class") -> ValueError: images of several classes; got all images are in
+read_folder(".", layout="csv") -> ValueError: or a CSV with path and label; got . in .
 read_folder(listed("path,label\\n1.png,a\\n")) -> ValueError: list.csv, line 2: 1.png is missing
-read_folder(listed("path,label\\none/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
+read_folder(listed("path,label\\na\\\\o.png,a\\n")) -> ValueError: is missing. Correct it, or
+read_folder(listed("path,label\\na\\\\o.png,a\\n")) -> ValueError: Write paths with / in place
+read_folder(listed("path,label\\na\\0b.png,a\\n")) -> ValueError: list.csv
+read_folder(listed("path,label\\nnone/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table
-read_folder(listed("path,label\\n")) -> ValueError: of several classes; got list.csv: no image fits
+read_folder(listed("path,label\\n")) -> ValueError: of several classes; got no image fits in list
 read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label,split\\nx,y,z\\n")) -> ValueError: list.csv, line 2: split must be
 read_folder(listed("path,label\\no.png,b\\no.png,c")) -> ValueError: list.csv, line 3: o.png is
-read_folder(listed("file,label\\na,b\\n")) -> ValueError: `root` must be or have one list of images
+read_folder(listed("file,label\\na,b\\n")) -> ValueError: list.csv must have columns path and label
+read_folder(make(Path("d"), "a.zip") / "a.zip") -> ValueError: Unpack a.zip first.
+read_folder(make(Path("d"), "a.zip")) -> ValueError: got none, 1 (.zip is not read) in d. Unpack
+read_folder(make(Path("e"), "test/{a,b}/1.png")) -> ValueError: got no image is for training in e
+read_folder(make(Path("g"), "train/{n1,n2}/1.png", "val/images/1.png")) -> ValueError: such as `imag
 read_folder(coop(Path("."), train=[["x.png", 0, "a"]])) -> FileNotFoundError: split_zhou_Pets.json
+read_folder(coop(Path("."), train=[["a\\\\x.png", 0, "a"]])) -> FileNotFoundError: Write paths with
 read_folder(coop(Path("."), train=[["o.png", -1, "a"]])) -> ValueError: split_zhou_Pets.json must
+read_folder(coop(Path("."), train=[["o.png", True, "a"]])) -> ValueError: split_zhou_Pets.json must
+read_folder(coop(Path("."), train=[[1, 0, "a"]])) -> ValueError: split_zhou_Pets.json must
 read_folder(coop(Path("."), train=[["x.png", 0]])) -> ValueError: split_zhou_Pets.json must have
 read_folder(coop(Path("."), part=[["x.png", 0, "a"]])) -> ValueError: split_zhou_Pets.json must have
+read_folder(nested()) -> ValueError: split_zhou_deep.json must have lists train, val and test
+read_folder(worded("a ant\\n")) -> ValueError: classnames.txt must have a line `FOLDER NAME
 """
+
+
+def nested() -> Path:
+    Path("split_zhou_deep.json").write_text("[" * 100_000)
+    return Path("split_zhou_deep.json")
+
+
+def worded(text: str) -> Path:
+    make(Path("words"), "{a,b}/1.png")
+    Path("words/classnames.txt").write_text(text)
+    return Path("words")
 
 
 @pytest.mark.bad_input
@@ -233,14 +280,27 @@ def test_refusals(call, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(tmp_path, "one/a/1.png", "o.png")
     namespace = {"Path": Path, "read_folder": read_folder, "make": make, "coop": coop}
-    check_refused(call, error, message, namespace | {"listed": listed})
+    namespace |= {"listed": listed, "nested": nested, "worded": worded}
+    check_refused(call, error, message, namespace)
 
 
 def test_a_folder_without_images_of_classes_says_what_it_has(tmp_path):
     make(tmp_path, "{1,2}.png", "a/1.txt")
-    told = r"got none in .*, 2 \(outside of folders\), 1 \(not an image\), 1 \(a folder without"
+    told = r"got none, 2 \(outside of folders\), 1 \(\.txt is not read\), 1 \(a folder without"
     with pytest.raises(ValueError, match=told):
         read_folder(tmp_path)
+
+
+def test_a_file_of_words_names_the_classes(tmp_path):
+    make(tmp_path, "{n01440764,n01443537,n01484850}/1.png")
+    lines = "n01440764 tench\nn01443537 goldfish\nn01484850 great white shark\nn09 other\n"
+    (tmp_path / "classnames.txt").write_text(lines)
+    folder = read_folder(tmp_path)
+    assert folder.class_names == ("tench", "goldfish", "great white shark")
+    assert folder.labels.tolist() == [0, 1, 2]
+    (tmp_path / "classnames.txt").write_text(lines.replace("goldfish", "tench"))
+    (doubt,) = read_folder(tmp_path).doubts
+    assert doubt == ("label-names", ("`tench`: `n01440764` and `n01443537`",))
 
 
 def test_odd_files_are_refused_by_name_or_left_out_and_counted(tmp_path):
@@ -297,15 +357,30 @@ def test_results_of_a_comparison_in_a_folder_are_not_its_images(out, tmp_path):
     assert after.skipped["results of fedprompt compare"] == (tmp_path / out / "bars.png",)
 
 
-def test_links_in_circles_end_and_other_links_are_followed(tmp_path):
+def test_a_folder_is_visited_once_however_it_is_linked(tmp_path):
     make(tmp_path, "photos/{cat,dog}/{1,2}.png", "elsewhere/{3,4}.png")
     root = tmp_path / "photos"
     for name, target in (("cat/up", root), ("dog/top", tmp_path), ("cat/me", root / "cat" / "me")):
         os.symlink(target, root / name)
-    os.symlink(tmp_path / "elsewhere", root / "fox")
+    os.symlink(root / "dog", root / "ant")  # before its target in the order of names
+    for name in ("fox", "gnu"):
+        os.symlink(tmp_path / "elsewhere", root / name)
     found = read_folder(root)
     assert (found.class_names, len(found)) == (("cat", "dog", "fox"), 6)
-    assert len(found.skipped["a link to a parent folder"]) == 2
+    left = found.skipped["a link to a folder that is read already"]
+    assert {path.name for path in left} == {"ant", "up", "top", "gnu"}
+
+
+def test_names_of_a_stranger_are_printed_without_their_escape_codes(tmp_path):
+    for name in ("ca\x1b[31mt", "do\ng", "\u202eowl", "\u0646\u200c\u0627"):
+        make(tmp_path, f"{name}/1.png")
+    folder = read_folder(tmp_path)
+    names = {r"ca\x1b[31mt", r"do\ng", r"\u202eowl", "\u0646\u200c\u0627"}
+    assert {*folder.class_names} == names
+    assert str(folder).count("\n") == 2
+    (tmp_path / "do\ng" / "\x1b]0;x\x07.png").touch()
+    with pytest.raises(ValueError, match=r"do\\ng/\\x1b\]0;x\\x07\.png is empty"):
+        read_folder(tmp_path)
 
 
 def test_names_with_spaces_and_accents_have_one_order_and_one_form(tmp_path):
@@ -315,7 +390,7 @@ def test_names_with_spaces_and_accents_have_one_order_and_one_form(tmp_path):
         make(
             tmp_path, *(normalize(form, f"{domain}/{kind}/1 \u00e9.JPG") for kind in (eclair, ete))
         )
-    found = read_folder(tmp_path)
+    found = read_folder(tmp_path, layout="domain/class")
     assert found.class_names == (eclair, ete)
     assert found.domain_names == ("a b", "caf\u00e9")
     assert found.labels.tolist() == [0, 1, 0, 1]
@@ -336,7 +411,7 @@ def test_names_that_are_not_in_utf_8_are_escaped(tmp_path):
 
 
 def test_chosen_images_keep_the_numbers_of_their_classes(tmp_path):
-    folder = read_folder(make(tmp_path, "{art,photo}/{cat,dog}/{1,2}.png"))
+    folder = read_folder(make(tmp_path, "{art,photo}/{cat,dog}/{1,2}.png"), layout="domain/class")
     for chosen in ([7, 1], np.arange(8) % 3 == 0, []):
         part = folder.at(chosen)
         positions = np.arange(8)[chosen]

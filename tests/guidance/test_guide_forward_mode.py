@@ -11,7 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from fedprompt.guidance import central_difference, double_backward, forward_mode, guide_gradient
+from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from guided import (
     CLASSES,
     QUIZ,
@@ -159,17 +159,6 @@ def test_a_result_whose_tangent_was_dropped_uses_double_backward_with_a_warning(
     at, along = {"x": torch.tensor([[3.0]])}, {"x": torch.tensor([[1.0]])}
     with pytest.warns(UserWarning, match="model silently drops tangents"):
         assert forward_mode(evaluate, at, along).item() == 6
-
-
-@pytest.mark.parametrize(("at", "along", "slope"), [(2, 1, 12.0625), (0, 2, 0.03125), (3, 0, 0)])
-def test_a_central_difference_of_a_cube_by_hand(at, along, slope):
-    """The distance is step * |at| / |along|, with 1 for a norm of 0: 0.25, 0.0625, 0.375.
-
-    The slope of x^3 along d is 3 x^2 d, and two sides at distance h give h^2 d^3 more.
-    """
-    at, along = ({"x": torch.tensor([[float(number)]])} for number in (at, along))
-    found = central_difference(lambda own, then: then(own["x"] ** 3), at, along, step=0.125)
-    assert found.item() == slope
 
 
 PROGRAM = """

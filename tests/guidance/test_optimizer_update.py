@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from fedprompt.guidance import optimizer_update
 from guided import STUDY, Guided, mlp
-from refusals import refused
 
 SGD = partial(torch.optim.SGD, lr=0.01)
 ADAM, ADAMW = (partial(made, lr=0.01, eps=0.1) for made in (torch.optim.Adam, torch.optim.AdamW))
@@ -81,13 +80,3 @@ def test_a_parameter_without_gradient_or_moments_has_a_finite_derivative():
     update = optimizer_update(torch.optim.Adam(model.parameters(), lr=0.01, eps=0.5), model)
     stepped = update({"weight": model.weight.detach()}, {"weight": zero}, learning_rate=0.01)
     assert torch.autograd.grad(stepped["weight"], zero)[0].item() == pytest.approx(-0.01 / 0.5)
-
-
-MODEL = nn.Linear(2, 2)
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-optimizer_update(optim.RMSprop(MODEL.parameters()), MODEL) -> TypeError: write an `update`; got RMS
-optimizer_update(optim.Adam(MODEL.parameters(), amsgrad=True), MODEL) -> TypeError: got Adam with am
-optimizer_update(SGD(MODEL.parameters()), SGD) -> TypeError: `model` must be an nn.Module
-optimizer_update(SGD(MODEL.parameters()), MODEL)({}, {}, learning_rate=1) -> ValueError: be one of
-""")
-optim = torch.optim

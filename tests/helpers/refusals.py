@@ -42,3 +42,37 @@ def refused(names: dict[str, Any]) -> Callable[[str], Callable[..., None]]:
         return test
 
     return test_of
+
+
+Rows = list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, Any]]]]
+
+
+def refused_and_taken(rows: Rows) -> Callable[..., None]:
+    """Return the test of a table: functions, a good call of each, and edges of its arguments.
+
+    For each argument, there are values that are refused by its name, and others that are taken.
+    The refused ones may be a function of the good value.
+    """
+    cases = [
+        pytest.param(function, good, name, *both, id=f"{place}-{name}")
+        for place, (function, good, arguments) in enumerate(rows)
+        for name, both in arguments.items()
+    ]
+
+    @pytest.mark.bad_input
+    @pytest.mark.parametrize(("function", "good", "name", "wrong", "edges"), cases)
+    def test(function: Callable[..., Any], good: dict[str, Any], name: str, wrong: Any, edges: Any):
+        for value in wrong(good.get(name)) if callable(wrong) else wrong:
+            with pytest.raises((TypeError, ValueError), match=rf"^`{name}[`\[. ]") as error:
+                function(**good | {name: value})
+            assert " must " in str(error.value), value
+        for value in edges:
+            function(**good | {name: value})
+
+    return test
+
+
+def number(low: int, high: int | None = None) -> tuple[list[Any], list[int]]:
+    """Return wrong integers, and the edges, which are taken."""
+    top = [] if high is None else [high]
+    return [low - 1, float(low), str(low), *(each + 1 for each in top)], [low, *top]

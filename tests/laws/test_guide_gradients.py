@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 import fedprompt
 from fedprompt import Weighted
-from fedprompt.guidance import central_difference, derivatives, double_backward, guide_gradient
+from fedprompt.guidance import derivatives, double_backward, guide_gradient
 from guided import (
     CLASSES,
     QUIZ,
@@ -40,10 +40,6 @@ Gradient = Callable[..., Weighted]
 IMPLEMENTATIONS = {
     "forward_mode": (guide_gradient, 1e-10),
     "double_backward": (partial(guide_gradient, method=double_backward), 1e-10),
-    "central_difference": (
-        partial(guide_gradient, method=partial(central_difference, step=1e-6)),
-        1e-6,
-    ),
 }
 
 

@@ -79,7 +79,9 @@ def test_a_new_process_predicts_with_the_statistics_of_the_client(name):
     (setting, made), (fresh, same) = federation(), federation()
     *_, now = fp.run_rounds(METHODS[name].make(setting), made, [[0, 1], [0, 1]])
     model = now.model(METHODS[name].make(fresh), same, 0)
-    found = [each for each in model.modules() if isinstance(each, nn.BatchNorm1d)]
+    found = [
+        each for each in getattr(model, "own", model).modules() if isinstance(each, nn.BatchNorm1d)
+    ]
     assert found
     assert all(each.num_batches_tracked > 0 and each.running_mean.any() for each in found)
 

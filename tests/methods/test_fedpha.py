@@ -14,7 +14,7 @@ from tiny_federations import clip_federation, descend, last
 def test_contexts_of_different_lengths_send_messages_of_one_size():
     federation = clip_federation()
     predictions = last(fedpha, federation)
-    lengths = {predictions.of(client).context().shape[1] for client in federation.clients}
+    lengths = {predictions.of(client).own.context().shape[1] for client in federation.clients}
     assert len(lengths) > 1
     assert lengths <= set(range(2, 9))
     size = 4 * federation.length * federation.tower.dim
@@ -67,5 +67,8 @@ def test_steps_descend_the_stated_objective_in_both_contexts():
         objective = objective + (1.5 - (personal - general).norm(dim=1)).clamp(min=0).mean()
         both = [shared.context.context, private.context.context]
         descend(objective, both, 0.2)
-    for found, expected in ((predictions.received(5), shared), (predictions.of(0), private)):
+    for found, expected in (
+        (predictions.received(5).shared, shared),
+        (predictions.of(0).own, private),
+    ):
         torch.testing.assert_close(fp.snapshot(found), fp.snapshot(expected))

@@ -22,7 +22,7 @@ def test_the_broadcast_averages_the_images_of_each_class_over_clients():
 def test_a_client_keeps_its_prototypes_at_the_server_when_it_is_not_in_the_round():
     made = mixed_federation(cohort_size=1, rounds=3)
     messages = sent_by(made)
-    known = last(fedproto, made).of(0).prototypes
+    known = last(fedproto, made).now.server["mean"]
     latest = {client: message["prototypes"] for _, client, message in messages.of("up")}
     assert len(latest) > 1
     torch.testing.assert_close(known.weight, sum(own.weight for own in latest.values()))
@@ -33,5 +33,5 @@ def test_the_nearest_prototype_is_predicted():
     model = last(fedproto, made).of(1)
     features = model.model.features(made.inputs).detach()
     for row, logits in zip(features, model(made.inputs), strict=True):
-        apart = [(row - prototype).norm() for prototype in model.prototypes.value]
+        apart = [(row - prototype).norm() for prototype in model.prototypes]
         assert logits.argmax() == torch.stack(apart).argmin()

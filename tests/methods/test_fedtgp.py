@@ -33,7 +33,7 @@ def test_trained_prototypes_separate_classes_better_than_means():
     """The mean of a class is the prototype of FedProto. It has a larger loss."""
     made = mixed_federation(rounds=1)
     messages = sent_by(made)
-    trained = last(fedtgp, made, server_rate=3e-2).of(0).prototypes.value
+    trained = last(fedtgp, made, server_rate=3e-2).of(0).prototypes
     sent = torch.cat([message["prototypes"].value for _, _, message in messages.of("up")])
     labels = torch.arange(CLASSES).repeat(len(messages.of("up")))
     means = fp.class_means(sent, labels, num_classes=CLASSES)
@@ -46,7 +46,7 @@ def test_the_broadcast_is_what_the_server_trained():
     made = mixed_federation()
     messages = sent_by(made)
     rounds = after_rounds(fedtgp, made)
-    after = [predictions.of(0).prototypes.value for predictions in rounds]
+    after = [predictions.of(0).prototypes for predictions in rounds]
     sent = [message["prototypes"] for number, _, message in messages.of("down") if number == 1]
     assert all(torch.equal(each.value, after[0]) for each in sent)
     assert not torch.equal(*after)

@@ -61,8 +61,8 @@ def without(name, make, changes):
 def values(predictions, client):
     """Copy the values of a model by the names of a model that is not wrapped in another one."""
     model = predictions.received(client) if client in NEW else predictions.of(client)
-    found = fp.snapshot(model).items()
-    return {name.removeprefix("model.").removeprefix("components.0."): each for name, each in found}
+    found = fp.snapshot(getattr(model, "model", model)).items()
+    return {name.removeprefix("components.0."): each for name, each in found}
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,24 @@ def with_identities(model: Mixture) -> Mixture:
 
 
 def test_the_gate_sums_to_one_so_equal_experts_mix_to_themselves_and_logits_add():
-    model = with_identities(Mixture(clip_federation(), 0.25))
+    model = with_identities(Mixture(clip_federation(), 0.25, 3))
     tokens = torch.randn(4, 5, 12, generator=torch.Generator().manual_seed(0))
     alone = model(tokens)
-    model.others = F.normalize(model.text(), dim=-1).detach().repeat(3, 1, 1)
+    model.others, model.known = (
+        F.normalize(model.text(), dim=-1).detach().repeat(3, 1, 1),
+        ~model.known,
+    )
     torch.testing.assert_close(model(tokens), 1.25 * alone)
 
 
 def test_each_head_weighs_experts_by_ten_times_their_products_with_the_image():
-    model = with_identities(Mixture(clip_federation(), 0.0))
+    model = with_identities(Mixture(clip_federation(), 0.0, 2))
     rng = torch.Generator().manual_seed(0)
     tokens = torch.randn(4, 5, 12, generator=rng)
-    model.others = F.normalize(torch.randn(2, 3, 12, generator=rng), dim=-1)
+    model.others, model.known = (
+        F.normalize(torch.randn(2, 3, 12, generator=rng), dim=-1),
+        ~model.known,
+    )
     image, own = F.normalize(tokens[:, 0], dim=1), F.normalize(model.text(), dim=-1)
     experts = torch.cat([own, model.others])
     expected = torch.zeros(4, 3)
@@ -53,5 +59,5 @@ def test_experts_are_sent_from_the_second_time_on():
     weights = 2 * 4  # of two experts, which are unknown at first
     assert down == [context + weights, 3 * context + weights]
     assert federation.ledger.total(direction="up") == 6 * (context + 4)
-    assert predictions.of(0).others.shape == (2, 3, 12)
-    assert predictions.received(5).others is None
+    assert predictions.of(0).known.all()
+    assert not predictions.received(5).known.any()

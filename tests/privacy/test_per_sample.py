@@ -13,7 +13,6 @@ import fedprompt as fp
 from fedprompt.privacy import clipped_sum, noisy_mean, per_sample
 from models import draw_images, tiny_vit
 from references.dpsgd import looped
-from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -335,17 +334,6 @@ def test_normalization_of_single_samples_is_accepted(layer, training):
     per_sample(nn.Sequential(nn.Linear(4, 3), layer).train(training), 2)
 
 
-class Returning(nn.Module):
-    """Module with one parameter that returns the result of a given function."""
-
-    def __init__(self, result):
-        super().__init__()
-        self.scale, self.result = nn.Parameter(torch.ones(4)), result
-
-    def forward(self, *inputs):
-        return self.result(self.scale, *inputs)
-
-
 def test_copies_follow_the_values_and_the_modes_of_the_original():
     """The copies were made before the change. This is stated in the docstring of `per_sample`."""
     owner, other = Wrapped(nn.Dropout(0.5)), nn.Dropout(0.5)
@@ -363,12 +351,3 @@ def test_copies_follow_the_values_and_the_modes_of_the_original():
     assert bool((copies[0](ones) == 0).any())
     # Modules without parameters have a separate mode.
     assert bool((copies[1](ones) == 1).all())
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-per_sample(Returning(lambda scale, values: (values * scale, values)), 3)(torch.ones(3, 4)) \
--> TypeError: `model` must return a tensor or a PromptStream from every module that owns parameters;
-per_sample(Returning(lambda scale: (scale, scale)), 3)() -> TypeError: `model` must return a tensor
-per_sample(Returning(lambda scale, values: (values * scale).sum()), 3)(torch.ones(3, 4)) \
--> ValueError: `model` must return (batch, ...) from every module that is called with a batch; got
-""")

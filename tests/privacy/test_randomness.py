@@ -73,38 +73,6 @@ def test_draws_do_not_depend_on_the_default_device(draw):
     assert torch.equal(draw(**options | {"generator": stream(5)}), draw(generator=stream(5)))
 
 
-@pytest.mark.bad_input
-@PRIVATE
-def test_a_generator_that_was_never_seeded_is_refused(draw):
-    used = torch.Generator()
-    torch.rand(5, generator=used)
-    message = r"`generator` must be None \(the operating system's entropy\) or a seeded generator"
-    for fresh in (torch.Generator(), used):
-        with pytest.raises(ValueError, match=f"{message}; got a torch.Generator that was never"):
-            draw(generator=fresh)
-    for seed in (0, 1, 2**63 - 1):
-        draw(generator=stream(seed))
-    assert torch.Generator().initial_seed() == 67280421310721  # from the source of c10
-
-
-@pytest.mark.bad_input
-@PRIVATE
-@pytest.mark.parametrize("wrong", [0, np.random.default_rng(0), "seed"])
-def test_other_sources_are_refused_by_name(draw, wrong):
-    with pytest.raises(TypeError, match=r"`generator` must be a torch\.Generator or None; got "):
-        draw(generator=wrong)
-
-
-@pytest.mark.bad_input
-@PRIVATE
-def test_a_generator_of_another_device_is_refused_by_name(draw):
-    class Elsewhere(torch.Generator):
-        device = torch.device("cuda:0")
-
-    with pytest.raises(ValueError, match="`generator` must be on the CPU; got one on cuda:0"):
-        draw(generator=Elsewhere())
-
-
 # The distribution, computed by numpy from the same bits.
 
 

@@ -18,27 +18,19 @@ from fedprompt.selection import (
     select_nearest,
     selection_health,
 )
-from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
 QUERY = torch.tensor([[9.0, 1.0, 2.0], [9.0, -2.0, 4.0], [12.0, 1.0, 0.0]])
 
 
-def test_the_mean_is_an_entry_that_clients_of_unequal_size_can_average():
-    first, second = query_mean(QUERY[:1]), query_mean(QUERY[1:])
-    assert (first.weight, second.weight) == (1, 2)
-    mean = weighted_mean([{"center": first}, {"center": second}])["center"]
-    assert_near(mean.value, torch.tensor([10.0, 0.0, 2.0]))  # columns of `QUERY`, by hand
-    assert mean.weight == 3
-
-
-def test_a_client_without_images_has_no_influence():
-    empty = query_mean(torch.zeros(0, 3))
-    assert empty.value.tolist() == [0, 0, 0]
-    assert empty.weight == 0
-    mean = weighted_mean([empty, query_mean(QUERY)])
-    assert_identical(mean.value, query_mean(QUERY).value)
+@pytest.mark.parametrize("sizes", [(1, 2), (3, 0), (2, 0, 1)])
+def test_queries_are_centered_by_the_mean_of_all_samples_of_all_clients(sizes):
+    means = [{"center": query_mean(own)} for own in QUERY.split(sizes)]
+    assert [mean["center"].weight for mean in means] == [*sizes]
+    queries = CenteredQueries(3)
+    load_values(queries, weighted_mean(means))
+    assert_near(queries(QUERY), QUERY - torch.tensor([10.0, 0.0, 2.0]))  # by hand
 
 
 def test_the_mean_of_half_precision_is_summed_in_float64():
@@ -125,18 +117,3 @@ def test_queries_are_not_centered_before_the_mean_is_loaded():
     load_values(queries, {"center": query_mean(QUERY[:0])})  # no client had an image
     with raises(ValueError, "`center` must be given or loaded before the first call; got NaN."):
         queries(QUERY)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-query_mean([1]) -> TypeError: `query` must be a floating-point tensor (batch, dim); got a list of
-query_mean(tensor([[1.0, torch.inf]])) -> ValueError: `query` must be finite; got 1 entries of 2
-query_mean(ones(2, 3, device='meta')) -> TypeError: `query` must be a dense tensor with numbers
-CenteredQueries(3, center=zeros(3))(QUERY * nan) -> ValueError: `query` must be finite; got 9
-CenteredQueries(3, center=zeros(3))(QUERY[:, :2]) -> ValueError: `query` must have the width of
-CenteredQueries(3, center=zeros(3))(QUERY[0]) -> TypeError: `query` must be a floating-point
-CenteredQueries(3, center=zeros(3))(QUERY.to('meta')) -> ValueError: `query` must be on the device
-CenteredQueries(0, center=None) -> ValueError: `dim` must be at least 1; got 0.
-CenteredQueries(3, center=zeros(2)) -> ValueError: `center` must have shape (3,); got (2,).
-CenteredQueries(2, center=tensor([1.0, nan])) -> ValueError: `center` must be finite; got 1 entries
-CenteredQueries(2, center=[0.0, 0.0]) -> TypeError: `center` must be a floating-point tensor
-""")

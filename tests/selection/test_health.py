@@ -12,10 +12,8 @@ from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 
 from fedprompt.metrics import contingency_table
-from fedprompt.selection import clustering_accuracy, orthogonal_keys, revive_keys, selection_health
+from fedprompt.selection import clustering_accuracy, selection_health
 from references.sgpt import cosine
-from refusals import refused
-from tolerance import assert_near
 
 
 def samples(seed, size, groups=5, classes=7):
@@ -136,83 +134,3 @@ def test_queries_in_a_narrow_cone_are_warned_of():
     selection_health(torch.ones(2), narrow, max_cosine=0.95)
     for single in (narrow[:1], narrow[:0], torch.zeros(3, 2)):
         assert selection_health(torch.ones(2), single)["mean_cosine"] == 0
-
-
-# Revival.
-
-
-def by_hand(query, keys, usage):
-    """Revive by a loop: each dead key becomes the query whose nearest key is farthest away."""
-    living = [key for key, count in zip(keys, usage, strict=True) if count > 0]
-    new = [list(key) for key in keys]
-    for group, count in enumerate(usage):
-        if count == 0:
-            worst = min(
-                query, key=lambda own: max((cosine(own, key) for key in living), default=-math.inf)
-            )
-            new[group] = [entry / math.hypot(*worst) for entry in worst]
-            living.append(new[group])
-    return new
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**32), groups=st.integers(1, 6), batch=st.integers(6, 12))
-def test_dead_keys_move_to_queries_far_from_all_keys(seed, groups, batch):
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(batch, 4, generator=generator, dtype=torch.float64)
-    keys = torch.randn(groups, 4, generator=generator, dtype=torch.float64)
-    usage = torch.randint(0, 2, (groups,), generator=generator)
-    before = keys.clone()
-    new = revive_keys(query, keys, usage=usage)
-    assert_near(
-        new,
-        torch.tensor(by_hand(query.tolist(), keys.tolist(), usage.tolist()), dtype=torch.float64),
-    )
-    assert torch.equal(new[usage > 0], keys[usage > 0])
-    assert torch.equal(keys, before)
-
-
-def test_revived_keys_keep_the_dtype_and_have_no_graph(generator):
-    keys = orthogonal_keys(3, 4, generator=generator).bfloat16().requires_grad_()
-    new = revive_keys(torch.randn(2, 4, generator=generator), keys, usage=torch.tensor([0, 3, 0]))
-    assert new.dtype == torch.bfloat16
-    assert not new.requires_grad
-
-
-def test_without_dead_keys_all_keys_are_returned_unchanged():
-    keys = torch.eye(2)
-    new = revive_keys(torch.zeros(0, 2), keys, usage=torch.tensor([1, 2]))
-    assert torch.equal(new, keys)
-    assert new is not keys
-
-
-# Bad input.
-
-KEYS = torch.eye(3)[:2]
-
-
-def table(indices, labels, groups=3):
-    given = torch.tensor(indices), torch.tensor(labels)
-    return contingency_table(*given, num_groups=groups, num_classes=2)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-clustering_accuracy(ones(3)) -> ValueError: `counts` must have shape (groups, classes) without
-selection_health(ones(2), query=ones(3)) -> TypeError: `query` must be a floating-point
-selection_health(ones(2), query=full((2, 1), nan)) -> ValueError: `query` must be finite; got 2
-selection_health(ones(2), query=eye(2), max_cosine=1.5) -> ValueError: `max_cosine` must be at most
-selection_health(ones(2), max_cosine=-1.5) -> ValueError: `max_cosine` must be at least -1; got
-revive_keys(ones(1, 3), KEYS, usage=zeros(2)) -> ValueError: `query` must hold at least one sample
-revive_keys(ones(2, 4), KEYS, usage=zeros(2)) -> ValueError: `query` must have the width of `keys`,
-revive_keys(full((2, 3), nan), KEYS, usage=zeros(2)) -> ValueError: `query` must be finite; got 6
-revive_keys(ones(2, 3), KEYS, usage=zeros(3)) -> ValueError: `usage` must have one count for each of
-revive_keys(ones(2, 3), KEYS, usage=tensor([0.0, -1.0])) -> ValueError: `usage` must be finite and
-selection_health([1, 2]) -> TypeError: `counts` must be a tensor of real numbers (groups,) or
-selection_health(tensor(3)) -> ValueError: `counts` must have shape (groups,) or (groups
-selection_health(tensor([[1, -1]])) -> ValueError: `counts` must be finite and at least 0
-table([0, 3], [0, 1]) -> ValueError: `indices` must lie in [0, 3); got values from 0 to 3.
-table([0, 1], [-1, 1]) -> ValueError: `labels` must lie in [0, 2); got values from -1 to 1.
-table([0, 1], [1]) -> ValueError: `labels` must have one entry for each of 2 `indices`; got 1.
-table([0.0, 1.0], [1, 1]) -> TypeError: `indices` must be integers of shape (batch,); got a float32
-table([0], [0], groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
-""")

@@ -5,7 +5,6 @@ import torch
 
 from fedprompt.transport import dykstra, exact, independent, newton, plan_from_duals, sinkhorn
 from references.transport import planted_cost, slow_plan
-from refusals import refused
 
 SHAPES = [(9, 3), (4, 9, 3), (2, 3, 9, 3), (2, 1, 3, 9, 3), (0, 9, 3)]
 
@@ -50,20 +49,3 @@ def test_solvers_without_duals_return_none():
     cost, a, b = problem((4, 9, 3), 0.8)
     assert exact(cost, a, b).duals is None
     assert independent(cost, a, b).duals is None
-
-
-COST, A, B = problem((4, 9, 3), 0.8)
-
-
-def plan(duals=COST[:, 0], a=A, epsilon=0.1):
-    return plan_from_duals(duals, COST, a, B, epsilon=epsilon)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-plan(duals=None) -> TypeError: `duals` must be a floating-point tensor (...,
-plan(duals=ones(4, 2)) -> ValueError: `duals` must have the shape of the columns
-plan(a=ones(8)) -> ValueError: `a` must have shape (..., 9)
-plan(a=-A) -> ValueError: `a` must be finite and at least 0
-plan(duals=COST[:, 0] * nan) -> ValueError: `duals` must be finite; got 12
-plan(epsilon=0.0) -> ValueError: `epsilon` must be above 0
-""")

@@ -16,7 +16,6 @@ from fedprompt.transport import (
     sinkhorn,
 )
 from references.transport import planted_cost
-from refusals import refused
 
 EPSILON = 0.2
 
@@ -141,37 +140,3 @@ def test_the_gradient_is_the_plan_if_the_plan_does_not_change(solver):
     own = cost.clone().requires_grad_()
     implicit(own, solver(cost, a, b)).sum().backward()
     torch.testing.assert_close(own.grad, expected, rtol=0, atol=1e-8)
-
-
-COST, A, B = problem(batch=(2,))
-FOUND = newton(COST, A, B)
-
-
-def changed(*place, value=-1.0, **parts):
-    """Score a coupling with one other entry of its plan, or with other tensors."""
-    plan = FOUND.plan.clone()
-    plan[place or ...] = value if place else plan
-    return plan_fixed(COST, FOUND._replace(**{"plan": plan, **parts}))
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-plan_fixed(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
-envelope(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
-implicit(COST, FOUND.plan) -> TypeError: `coupling` must be a Coupling
-plan_fixed(COST[0], FOUND) -> ValueError: `cost` must have the shape of the plan (2, 6, 3)
-envelope(COST[0], FOUND) -> ValueError: `cost` must have the shape of the plan (2, 6, 3)
-implicit(COST[0], FOUND) -> ValueError: `cost` must have the shape of the plan (2, 6, 3)
-envelope(COST, FOUND._replace(epsilon=-0.1)) -> ValueError: `coupling.epsilon` must be at least 0
-implicit(COST, FOUND._replace(epsilon=-0.1)) -> ValueError: `coupling.epsilon` must be at least 0
-implicit(COST, FOUND._replace(epsilon='0.1')) -> TypeError: `coupling.epsilon` must be a number
-plan_fixed(None, FOUND) -> TypeError: `cost` must be a floating-point tensor; got None
-plan_fixed(COST * nan, FOUND) -> ValueError: `cost` must be finite; got 36 entries of 36
-changed(0, 0, 0) -> ValueError: `coupling.plan` must be at least 0; got -1.0
-changed(0, 0, 0, value=nan) -> ValueError: `coupling.plan` must be finite; got 1 entries
-changed(b=None) -> TypeError: `coupling.b` must be a floating-point tensor; got None
-changed(a=ones(5)) -> ValueError: `a` must have shape (..., 6) to match
-changed(error=ones(3)) -> ValueError: `coupling.error` must have shape (2,); got (3,)
-changed(plan=FOUND.plan.to('meta')) -> ValueError: `coupling.plan` must be on the device cpu
-changed(error=ones(2, device='meta')) -> ValueError: `coupling.error` must be on the device cpu
-envelope(COST, independent(COST, A, B)) -> ValueError: `coupling.epsilon` must be finite; got inf
-""")

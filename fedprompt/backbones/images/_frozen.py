@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import Trainable
+from fedprompt.backbones._models import Trainable, own_copy
 from fedprompt.backbones._probe import Probe, without_traces
 from fedprompt.interfaces import Trunk
 from fedprompt.prompts.forward import pooled_features
@@ -82,8 +82,7 @@ class FrozenTrunk(Trunk):
         self.probe = Probe(self, "trunk", "model", (model, *containers), (model,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
-        self.trainable.check_alone()
-        return self
+        return own_copy(self, self.model, self.trainable, memo)
 
     def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
         """Turn on the gradients of some parameters of the model, which are then `trainable`."""

@@ -86,8 +86,8 @@ def vit_trunk(
     Parameters of LoRA, adapters or norms can be trained with the prompts; functions such as
     :func:`fedprompt.tuning.lora` return them with a copy of a model. ``trunk.trainable`` is a
     module that has them under their names in the model, for optimizers, :func:`collect` and
-    :func:`load_values`. Clients that share such a trunk take turns, and a copy is refused. The
-    model stays in eval mode, so dropout of adapters is off.
+    :func:`load_values`. A deep copy of a client has trained parameters of its own, and shares the
+    frozen ones. The model stays in eval mode, so dropout of adapters is off.
 
     Args:
         model: Model of one of the four libraries.

@@ -1,0 +1,47 @@
+"""Laws of predictions, over the whole gallery: their state is all that they learned."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+import fedprompt as fp
+from fedprompt.methods import METHODS
+from method_runs import CHANGES, MAKERS, RUNS
+from same import assert_same
+from tiny_federations import federation_of
+
+
+def logits(model, federation):
+    with torch.no_grad():
+        return model.eval()(federation.inputs)
+
+
+def frozen_in(state, federation):
+    """Return the names of frozen weights in a state."""
+    networks = [trunk.model for trunk in getattr(federation, "trunks", ())]
+    frozen = [w for model in networks or [federation.clip] for w in model.parameters()]
+    large = {name: value for name, value in state.items() if value.numel() > 32}
+    return [name for name, value in large.items() if any(torch.equal(value, w) for w in frozen)]
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_the_state_of_a_prediction_is_all_that_it_learned(name, family):
+    """It is loaded by a stranger of the same network, whose run has another seed and no rounds."""
+    entry = METHODS[name]
+    federation = federation_of(entry, family, **CHANGES)
+    method = MAKERS[name](federation)
+    *_, now = fp.run_rounds(method, federation.data, federation.cohorts())
+    other = federation_of(entry, family, **CHANGES, seed=7)
+    made = MAKERS[name](other)
+    start = fp.Round(-1, made.server.state, {})
+    for client, stranger in ((0, 4), (1, 3), (2, 4)):
+        model = now.model(method, federation.data(client, 1))
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        expected = logits(model, federation)
+        model = start.model(made, other.data(stranger, 0))
+        assert isinstance(model, nn.Module)
+        assert not frozen_in(state, federation), "a frozen network is in the state"
+        model.load_state_dict(state)
+        assert torch.equal(logits(model, federation), expected)
+        again = now.model(method, federation.data(client, 1))
+        assert_same(dict(again.state_dict()), state, ordered=False)
