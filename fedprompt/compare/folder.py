@@ -27,7 +27,7 @@ from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
 from fedprompt.data import divisions, protocols
 from fedprompt.data.divisions import Division
-from fedprompt.data. import common_depth
+from fedprompt.data.opening import common_depth
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 
 ALPHA, MOST, EACH = 0.3, 10, 20

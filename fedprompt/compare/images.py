@@ -17,7 +17,7 @@ from fedprompt._files import locked
 from fedprompt.backbones.preparation import Preparation
 from fedprompt.compare import stamps
 from fedprompt.data import Folder
-from fedprompt.data. import opened
+from fedprompt.data.opening import opened
 from fedprompt.interfaces import TrainableTrunk
 from fedprompt.methods.models import tuned_trunk
 
