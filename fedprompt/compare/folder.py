@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import mkdtemp
@@ -66,18 +66,22 @@ class Store:
     """Images of a folder, and what the frozen network makes of them.
 
     Attributes:
-        levels: Images, resized and cropped for the network.
-        folder: Their labels, domains and splits.
+        folder: Labels, domains and splits.
         network: Network, with the preparation of all images.
         content: Digest of the files.
         cache: Folder of files.
     """
 
-    levels: Tensor
     folder: data.Folder
     network: Network
     content: str
     cache: Path
+
+    @cached_property
+    def levels(self) -> Tensor:
+        """Images, resized and cropped for the network, which are decoded once."""
+        how: dict[str, Any] = {"content": self.content, "preparation": self.network.preparation}
+        return decoded(self.folder, self.cache, **how)[0]
 
     def inputs(
         self, keep: np.ndarray, family: str, kind: str, device: str, needed: Tensor
@@ -114,7 +118,7 @@ class Store:
                 return found
 
         made = stamps.digest(self.known, self.network.fingerprint, device)
-        return Tokens(self.cache / f"tokens-{made}", len(self.levels), encode)
+        return Tokens(self.cache / f"tokens-{made}", len(self.folder), encode)
 
     @property
     def known(self) -> dict[str, Any]:
@@ -284,12 +288,18 @@ def stored(
     skip: bool,
     say: Callable[[str], object],
 ) -> Store:
-    """Decode the images of a folder once."""
-    how: dict[str, Any] = {"content": content, "preparation": made.preparation, "skip": skip}
-    levels, kept = decoded(found, cache, **how)
+    """Return the images of a folder, which are decoded when a run begins.
+
+    If damaged images are left out, they are decoded here, to know them.
+    """
+    if not skip:
+        return Store(found, made, content, cache)
+    how: dict[str, Any] = {"content": content, "preparation": made.preparation, "skip": True}
+    _, kept = decoded(found, cache, **how)
     if lost := kept.skipped.get(UNREADABLE):
         say(f"Left out, because they cannot be read: {len(lost)}.\n{kept}")
-    return Store(levels, kept, made, content, cache)
+        content = stamps.digest(content, [str(path.relative_to(kept.root)) for path in lost])
+    return Store(kept, made, content, cache)
 
 
 def _problem(
@@ -344,14 +354,14 @@ def _problem(
         compared=compared,
         made=made,
         network=store.network,
-        cache=sum(each.levels.nbytes for each in stores),
+        cache=sum(len(each.folder) * each.network.inputs.numel() for each in stores),
     )
 
 
 def _tokens(stores: Sequence[Store]) -> int:
     """Return the largest number of bytes of the tokens of all images."""
     one = stores[0].network.tokens(stores[0].network.inputs)
-    return sum(len(store.levels) for store in stores) * one.nbytes
+    return sum(len(store.folder) for store in stores) * one.nbytes
 
 
 def divided_once(found: data.Folder, protocol: Protocol) -> tuple[str, Division]:

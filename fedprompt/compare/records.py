@@ -61,20 +61,27 @@ def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
     """
     stamp = json.loads(json.dumps(stamp, default=str))
     place = next(each for each in _beside(out, again) if not (again and (each / RUN).exists()))
+    _check_same(place, stamp)
     place.mkdir(parents=True, exist_ok=True)
     with locked(place / RUN):
-        known = _read_run(place / RUN)
-        if known is None:
-            if (place / LINES).exists():
-                raise CompareError(f"{place} has records without {RUN}. {_REMEDY}")
-            known = dict(stamp)
-        if wrong := _differing(known, stamp):
-            what = ", ".join(wrong[:4]) + (" and more" if len(wrong) > 4 else "")
-            raise CompareError(f"{place} has another run, which differs in {what}. {_REMEDY}")
+        known = _check_same(place, stamp)
         divided = {p: known[DIVIDED].get(p, {}) | each for p, each in stamp[DIVIDED].items()}
         content = json.dumps({**known, DIVIDED: divided}, indent=1, default=str)
         replace_files({place / RUN: content.encode()})
     return place
+
+
+def _check_same(place: Path, stamp: dict[str, Any]) -> dict[str, Any]:
+    """Return the stamp of the run in a folder, or the new one if nothing has finished there."""
+    known = _read_run(place / RUN)
+    if not (place / LINES).exists():
+        return stamp
+    if known is None:
+        raise CompareError(f"{place} has records without {RUN}. {_REMEDY}")
+    if wrong := _differing(known, stamp):
+        what = ", ".join(wrong[:4]) + (" and more" if len(wrong) > 4 else "")
+        raise CompareError(f"{place} has another run, which differs in {what}. {_REMEDY}")
+    return known
 
 
 _REMEDY = "Begin anew beside it by `again`, or choose another `out`."

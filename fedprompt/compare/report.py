@@ -375,6 +375,8 @@ def stamp_of(
 
 def check_folder(out: Path) -> Path:
     """Require that files can be written to a folder, or to its parents if it does not exist."""
+    if (out / records.RUN).exists():  # it is not touched before it is known to be the same run
+        return out
     parent = next(each for each in (out, *out.absolute().parents) if each.exists())
     try:
         with TemporaryDirectory(dir=parent):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedprompt import data
-from fedprompt.compare.divisions import divide, held_out
+from fedprompt.data.divisions import divide, held_out
 from fedprompt.data import Folder
 
 
@@ -117,10 +117,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("clients", REFUSED)
 def test_refusals_have_flag_rule_and_value(clients):
-    with pytest.raises(ValueError, match=r"^`--clients") as error:
+    with pytest.raises(ValueError, match=r"^`clients") as error:
         divided(folder([0, 1] * 10), clients)
     assert REFUSED[clients] in str(error.value)
-    assert repr(clients) in str(error.value) or f"`--clients {clients}`" in str(error.value)
+    assert clients in str(error.value)
 
 
 def test_a_client_without_training_images_is_named():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import Round, cosine_logits, prompted_text
-from fedprompt.compare import experiments
+from fedprompt.data import protocols as experiments
 from fedprompt.data import leave_one_out
 from fedprompt.methods import Federation, HeldOut, evaluate, kgcoop
 from refusals import refused
@@ -70,12 +70,6 @@ def test_base_to_new_accuracies_are_those_of_predictions_by_hand():
         assert found["full"] == pytest.approx((logits.argmax(1) == held).double().mean().item())
 
 
-def test_the_harmonic_mean_of_means_is_not_the_mean_of_harmonic_means():
-    """2 ab / (a + b) of (0.9, 0.6) and (0.5, 0.8); the means are 0.7 and 0.7."""
-    found, seeds = experiments.harmonic_means([0.9, 0.5], [0.6, 0.8])
-    assert (found, seeds) == (pytest.approx(0.7), pytest.approx([0.72, 0.8 / 1.3]))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from("abcd"), min_size=2).filter(lambda own: len({*own}) > 1), st.data())
 def test_each_domain_is_the_target_once_and_the_others_train(domains, data):
@@ -115,8 +109,6 @@ def test_own_tests_are_those_of_a_client_or_of_its_classes(clients, labels, data
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 leave_one_out(['a', 'a']) -> ValueError: `len(set(domains))` must be at least 2; got 1
 experiments.leave_one_domain_out(['a', 'b'], train=[2]) -> ValueError: `train` must lie in [0, 2)
-experiments.harmonic_means([0.5], []) -> ValueError: `new` must have an accuracy for each seed of
-experiments.harmonic_means([], []) -> ValueError: `new` must have an accuracy for each seed
 experiments.base_to_new([0, 2], ['a', 'b']) -> ValueError: `labels` must lie in [0, 2)
 experiments.base_to_new([0], ['a']) -> ValueError: `num_classes` must be at least 2; got 1
 experiments.transfer([0], 'ab') -> TypeError: `class_names` must be a sequence of strings
