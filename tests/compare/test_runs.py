@@ -244,7 +244,9 @@ def test_further_figures_are_averaged_over_the_rounds_that_have_them():
 def test_bits_have_the_figures_of_their_run(tmp_path):
     found = compare.run(digits(), ["head_tuning"], seeds=1, out=tmp_path)
     for record in found.found:
-        X
+        with np.load(tmp_path / "bits" / f"{runs.stem(record)}.npz") as arrays:
+            packed = dict(arrays)
+        bits = measure.unpacked(packed)
         for name, column in {"own": "own", "full": "full"}.items():
             right, weights, labels, _ = measure.sides(bits, name)
             assert contributions(right, weights)[0] == pytest.approx(record[column], rel=1e-5)
