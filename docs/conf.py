@@ -64,13 +64,12 @@ nitpick_ignore_regex = [
         r"(jaxtyping|torch|numpy|nn|collections|matplotlib|os|pathlib|typing)\..*",
     ),
     ("py:class", r"flwr\..*"),
-    ("py:class", r"fedprompt\.backbones\.checks\._report\.(Report|Line)"),
-    ("py:class", r"Tensor|ndarray|fedprompt\.features\._MapStyle"),
+    ("py:class", r"Tensor|ndarray|fedprompt\.backbones\.features\._MapStyle"),
     # Type variables:
     ("py:class", r"fedprompt\.interfaces\.protocols\._(Value|Mean)"),
     (
         "py:class",
-        r"fedprompt\.(freezing|sampling|tuning|wire\.receive)\._?(Model|Client)",
+        r"fedprompt\.(backbones\.freezing|backbones\.trained_parts|sampling|wire\.receive)\._?(Model|Client)",
     ),
     ("py:class", r"fedprompt\.messages\.(parts\._?Entry|describe\.Description)"),
     ("py:class", r"fedprompt\.methods\.(setting\._Module|registry\._Make)"),

@@ -29,15 +29,15 @@ from fedprompt.aggregation.heterogeneous import heterogeneous_means
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import descend
 from fedprompt.aggregation.servers import averaging_server, ema, overwrite
+from fedprompt.backbones.features import precompute
 from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.freezing import freeze, training_only
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
 from fedprompt.backbones.text.templates import zero_shot_classifier
 from fedprompt.backbones.text.tower import TextTower
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.distillation import class_means, distillation_loss, mutual_loss
-from fedprompt.features import precompute
-from fedprompt.freezing import freeze, training_only
 from fedprompt.interfaces import Method, PromptStream, Round, Server, Weighted
 from fedprompt.matching.logits import cosine_logits, transport_logits
 from fedprompt.messages.describe import describe

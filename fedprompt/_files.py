@@ -53,15 +53,6 @@ def locked(path: Path) -> Iterator[None]:
         raise TimeoutError(rule) from error
 
 
-def is_newer(given: object, than: str) -> bool:
-    """Whether the name of a format ends in a larger number than another one, and is else equal."""
-    parts = [re.fullmatch(r"(.*?)(\d{1,9})", str(name)) for name in (given, than)]
-    if None in parts:
-        return False
-    (name, number), (other, limit) = (part.groups() for part in parts if part)
-    return name == other and int(number) > int(limit)
-
-
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file completely or not at all. An existing file is replaced at the end."""
     path = path.resolve()  # a link stays, and its target is replaced

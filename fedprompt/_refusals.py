@@ -307,6 +307,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 def dense(argument: str, tensor: Tensor, *, stored: bool = True) -> None:
     """Require a tensor that is not sparse and, if `stored`, that stores each of its numbers."""
+    if hasattr(tensor, "placements"):
+        rule = "be a tensor of this process; gather it first, as full_tensor() does"
+        raise wrong_type(argument, rule, "a DTensor, which is sharded")
     if stored and not is_dense(tensor):
         got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
         raise wrong_type(argument, "be a dense tensor with numbers", got)

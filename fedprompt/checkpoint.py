@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._files import is_newer, locked, parts_of, path_of, replace_files
+from fedprompt._files import locked, parts_of, path_of, replace_files
 from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
 
 _FORMAT = "fedprompt checkpoint 2"
@@ -50,9 +50,8 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     Raises:
         TypeError: If a part of `state` has another type. Nothing is written then.
         ValueError: If `state` has more than 100 levels, or contains itself. Also if ``state.json``
-            is missing next to tensors, because these may be the only remains of a run, or if it is
-            of a newer version.
-        TimeoutError: If another process still saves after 30 seconds; the text names it.
+            is missing next to tensors, because these may be the only remains of a run.
+        TimeoutError: If another process still saves after 30 seconds.
 
     Example:
         >>> import tempfile
@@ -73,7 +72,6 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         _check_not_lost(directory / _STATE)
-        _check_not_newer(directory / _STATE)
         _clean(directory)
         try:
             # Tensors first: a state must never name a missing file.
@@ -214,15 +212,6 @@ def _check_not_lost(state: Path) -> None:
     begun = {_named(part) for part in parts_of(state.parent, re.escape(_STATE))}
     fits = not _tensors(state.parent) - begun or state.exists()
     check.require(fits, "directory", f"contain {_STATE}, which names its tensors", "tensors alone")
-
-
-def _check_not_newer(state: Path) -> None:
-    """Refuse to replace a state that a later version of the library wrote."""
-    given = None
-    with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-        given = parsed(state.read_bytes())["format"]
-    rule = f"contain no checkpoint of a format after {_FORMAT!r}, which would be lost"
-    check.require(not is_newer(given, _FORMAT), "directory", rule, given)
 
 
 def _named(state: Path) -> str | None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._saved_config import CONFIG, FORMAT, read_config
+from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
 from fedprompt.backbones.named import check_network, named_network, parsed, tokenizer_of
 from fedprompt.backbones.text.tower import TextTower
-from fedprompt.freezing import freeze
 from fedprompt.matching.logits import cosine_logits
 from fedprompt.messages.payload import snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text

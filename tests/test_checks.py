@@ -37,6 +37,8 @@ def test_complex_numbers_and_booleans_are_not_numbers(wrong):
 
 
 PLAIN = torch.ones(2)
+SHARDED = torch.ones(2)
+SHARDED.placements = ()  # as of a DTensor
 LAYERS = {0: torch.ones(1, 2)}
 
 
@@ -58,6 +60,7 @@ tensors('it', {'a': PLAIN.long()}) -> TypeError: `it['a']` must be a floating-po
 sequence('it', 'abc', 'names') -> TypeError: `it` must be a sequence of names
 iterable('it', {'a': 3}, 'names') -> TypeError: `it` must be an iterable of names
 number_tensor('it', PLAIN.to_sparse()) -> TypeError: `it` must be a dense tensor
+number_tensor('it', SHARDED) -> TypeError: `it` must be a tensor of this process; gather it first
 number_tensor('it', PLAIN * torch.nan, read=True) -> ValueError: `it` must be finite
 labels('it', PLAIN.long().to_sparse(), 2) -> TypeError: `it` must be a dense tensor; got one with
 labels('it', PLAIN.long().to('meta'), 2) -> TypeError: `it` must be a dense tensor with numbers

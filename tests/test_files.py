@@ -70,14 +70,3 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
     (tmp_path / "state.json").chmod(0o640)
     saved_checkpoint(tmp_path)
     assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o640
-
-
-def test_a_file_of_a_newer_format_is_not_replaced(tmp_path):
-    for save, name in ((saved_prompts, "prompts"), (saved_checkpoint, "state.json")):
-        save(tmp_path)
-        newer = (tmp_path / name).read_bytes()
-        newer = newer.replace(b"fedprompt-2", b"fedprompt-3").replace(b"nt 2", b"nt 3")
-        (tmp_path / name).write_bytes(newer)
-        with pytest.raises(ValueError, match="which would be lost; got fedprompt"):
-            save(tmp_path)
-        assert (tmp_path / name).read_bytes() == newer

@@ -143,7 +143,7 @@ def norms_alone():
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 lora(open_clip_tower(), rank=1) -> ValueError: `model` must have linear layers named qkv, q_proj,
-unread() -> ValueError: `trainable` must be read by the features; leave out the others, such as
+unread() -> ValueError: `trainable` must be read by the features; leave out the others; got
 lora(tiny_vit(), rank=0) -> ValueError: `rank` must be at least 1; got 0
 lora(tiny_vit(), rank=1, generator=3) -> TypeError: `generator` must be a torch.Generator; got 3
 lora([], rank=1) -> TypeError: `model` must be an nn.Module; got a list of length 0

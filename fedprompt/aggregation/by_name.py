@@ -117,7 +117,7 @@ class _ByName:
         return step_by_name(self._matched(previous), previous, mean, state)
 
     def _matched(self, previous: Mapping[str, Tensor]) -> dict[str, TensorUpdate]:
-        check.instance("previous", previous, Mapping, "map names to tensors")
+        check.names("previous", previous, "map names to tensors")
         return _match(list(previous), self.rules, self.default)
 
 

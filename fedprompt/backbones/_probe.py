@@ -1,8 +1,9 @@
 """Probe of a model when its trunk or text tower is made, because a model is more than its class."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import listed
+from fedprompt.backbones._models import classifier, listed
 
-HALF = 5e-2
+HALF, _STEP = 5e-2, 1e-2
 _BOUNDS = dict.fromkeys((torch.float64, torch.float32), 3e-4)  # softmax may be in float32
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Modules = Sequence[nn.Module]
@@ -40,7 +41,8 @@ class Probe:
         name: Name of the backbone in errors.
         argument: Name of the model in errors.
         containers: Modules that are not called, because their parts are.
-        parts: Modules that must stay frozen and in eval mode, except for trained parameters.
+        parts: Modules that must stay frozen and in eval mode, except for trained parameters and a
+            classifier.
     """
 
     enabled = False
@@ -50,19 +52,22 @@ class Probe:
     ) -> None:
         self.backbone, self.name, self.argument = backbone, name, argument
         self.containers = containers
+        own = classifier(backbone.model)
         # Read in every forward pass, so stored as flat lists.
-        self.modules = [module for part in parts for module in part.modules()]
-        self.parameters = [parameter for part in parts for parameter in part.parameters()]
+        self.modules = [each for part in parts for each in part.modules() if each not in own]
+        self.parameters = [each for part in self.modules for each in part.parameters(recurse=False)]
         self.trained: dict[str, nn.Parameter] = {}
         self.seen: object = None
 
-    def train(self, trained: dict[str, nn.Parameter]) -> None:
-        """Let some parameters require gradients, which the features must read."""
-        self.trained, chosen = trained, set(trained.values())
-        self.parameters = [frozen for frozen in self.parameters if frozen not in chosen]
+    def begin(self, trained: dict[str, nn.Parameter], *, enabled: bool) -> None:
+        """Let some parameters require gradients, and probe the model.
 
-    def begin(self, *, enabled: bool) -> None:
-        """Probe the model now. If weights are on meta, offloaded or sharded, the first use does."""
+        If weights are on meta, offloaded or sharded, it is probed at the first use.
+        """
+        chosen = set(trained.values())
+        self.parameters = [frozen for frozen in self.parameters if frozen not in chosen]
+        own = {each for part in classifier(self.backbone.model) for each in part.parameters()}
+        self.trained = {name: each for name, each in trained.items() if each not in own}
         self.enabled = enabled
         weights = self.backbone.model.parameters()
         if not any(part.is_meta or hasattr(part, "placements") for part in weights):
@@ -107,9 +112,7 @@ class Probe:
             raise self._wrong(rule, tuple(expected.shape))
         if not expected.isfinite().all():
             raise self._wrong("return finite features", "NaN or infinity")
-        found, expected = found.double(), expected.to(found.device).double()
-        scale, difference = expected.abs().max(), (found - expected).abs().max()
-        if not difference <= self._bound() * scale:  # it may be NaN
+        if got := apart(found, expected, self._bound()):
             parts = [
                 f"{type(part).__name__}.{n}" for part in self.containers for n, _ in changes(part)
             ]
@@ -118,37 +121,25 @@ class Probe:
                 f"compute part by part what it computes as a whole, {_PARTS}; remove hooks and "
                 f"replaced methods {where}, or write a trunk"
             )
-            got = f"features up to {scale:.2g} that differ by {difference:.2g}"
             raise self._wrong(rule, got)
 
     def _differentiate(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        depth, dim = self.backbone.depth, self.backbone.dim
         weight = next(self.backbone.model.parameters())
-        draw = partial(torch.randn, 1, dim, generator=generator, device="cpu")
-        prompts = [draw().to(weight.device).requires_grad_() for _ in range(depth)]
-        with watched(self.backbone.model) as lost:
-            pooled = self._run("run with prompts", partial(self.backbone.part_by_part, prompts))
+        size = self.backbone.depth, 1, self.backbone.dim
+        prompts = list(torch.randn(size, generator=generator, device="cpu").to(weight.device))
+
+        def run(prompts: Sequence[Tensor]) -> Tensor:
+            found: Tensor = self.backbone.part_by_part(prompts)
+            return found
+
+        with_prompts = partial(unreached, run, prompts, self.backbone.model, self.trained)
+        broken, unread = self._run("run with prompts", with_prompts)
         rule = "have a backward pass in each layer; load it in float32 or bfloat16"
-        if lost:
-            raise self._wrong(rule, f"none in {listed(lost)}")
-        inputs = [*prompts, *self.trained.values()]
-        gradients: Sequence[Tensor | None] = [None] * len(inputs)
-        if pooled.requires_grad:
-            weights = torch.randn(pooled.shape, generator=generator, device="cpu")
-            weights = weights.to(pooled.device)
-            gradients = torch.autograd.grad((pooled * weights).sum(), inputs, allow_unused=True)
-        named = zip(self.trained, gradients[depth:], strict=True)
-        unread = [name for name, gradient in named if gradient is None]
-        read = "be read by the features; leave out the others, such as those of a classifier"
+        if broken:
+            raise self._wrong(rule, broken)
+        read = "be read by the features; leave out the others"
         check.require(not unread, "trainable", read, listed(unread))
-        for layer, gradient in enumerate(gradients[:depth]):
-            if gradient is None or not gradient.any():
-                others = [*prompts[:layer], draw().to(weight.device), *prompts[layer + 1 :]]
-                with torch.no_grad():
-                    moved = self.backbone.part_by_part(others)
-                if not torch.allclose(moved, pooled.detach(), equal_nan=True):
-                    raise self._wrong(rule, f"no gradient of prompts at layer {layer}")
 
     def _run(self, rule: str, function: Callable[[], Any]) -> Any:
         try:
@@ -165,6 +156,61 @@ class Probe:
 
     def _wrong(self, rule: str, got: object) -> ValueError:
         return check.wrong(self.argument, f"{rule} (`probe=False` skips this probe)", got)
+
+
+def apart(found: Tensor, expected: Tensor, bound: float) -> str:
+    """Say how two tensors differ by more than a bound, relative to the largest number."""
+    if found.shape != expected.shape:
+        return f"shape {tuple(found.shape)} in place of {tuple(expected.shape)}"
+    if not found.numel():
+        return ""
+    found, expected = found.detach().double(), expected.detach().to(found.device).double()
+    scale, difference = expected.abs().max(), (found - expected).abs().max()
+    if difference <= bound * scale:  # not so for NaN
+        return ""
+    return f"features up to {scale:.2g} that differ by {difference:.2g}"
+
+
+def unreached(
+    run: Callable[[Sequence[Tensor]], Tensor],
+    inputs: Sequence[Tensor],
+    model: nn.Module,
+    trained: Mapping[str, Tensor] = MappingProxyType({}),
+) -> tuple[str, list[str]]:
+    """Say which inputs (tokens, dim) of a function have no gradient, if it depends on them.
+
+    Behind a saturated softmax, a gradient of zero is right. There, a small step changes nothing.
+
+    Returns:
+        Where there is no gradient, empty if there is no such place, and the names of trained
+        parameters that the result does not depend on.
+    """
+    inputs = [each.detach().requires_grad_() for each in inputs]
+    every, gradients = [*inputs, *trained.values()], None
+    generator = torch.Generator().manual_seed(1)
+    draw = partial(torch.randn, generator=generator, device="cpu")
+    with torch.enable_grad(), watched(model) as lost:
+        result = run(inputs)
+    if lost:
+        return f"none in {listed(lost)}", []
+    if result.requires_grad:
+        weights = draw(result.shape).to(result)
+        gradients = torch.autograd.grad(result, every, weights, allow_unused=True)
+    found = gradients or [None] * len(every)
+    for place, (tokens, gradient) in enumerate(zip(inputs, found, strict=False)):
+        if gradient is not None and gradient.isnan().any():
+            return f"a gradient of NaN for prompts at layer {place}", []
+        none = torch.ones_like(tokens[..., :1]) if gradient is None else ~gradient.any(-1, True)
+        if none.any():
+            step = draw(tokens.shape).to(tokens)
+            size = 1 if gradient is None else _STEP * tokens.detach().std()
+            moved = [*inputs[:place], tokens + size * none * step, *inputs[place + 1 :]]
+            with torch.no_grad():
+                after = run(moved)
+            if not torch.allclose(after, result.detach(), equal_nan=True):
+                return f"no gradient of prompts at layer {place}", []
+    named = zip(trained, found[len(inputs) :], strict=True)
+    return "", [name for name, gradient in named if gradient is None]
 
 
 @contextmanager
@@ -225,19 +271,3 @@ def without_traces(model: nn.Module) -> Iterator[None]:
             for buffer, version, value in before:
                 if buffer._version != version:
                     buffer.copy_(value)
-
-
-@contextmanager
-def restored_on_error(model: nn.Module) -> Iterator[None]:
-    """Restore train modes and gradient flags if a model is refused."""
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        yield
-    except Exception:
-        for module, mode in modes:
-            module.training = mode
-        for parameter, flag in flags:
-            if parameter.requires_grad != flag and not parameter.is_inference():
-                parameter.requires_grad_(flag)
-        raise

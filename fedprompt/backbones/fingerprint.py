@@ -11,7 +11,8 @@ import torch.nn as nn
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt.backbones._attributes import Attributes, find_module, is_plain, tensors
-from fedprompt.backbones._models import Trainable
+from fedprompt.backbones._models import classifier
+from fedprompt.backbones.freezing import Trainable
 from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk
 
@@ -105,7 +106,7 @@ def fingerprint(
 
 
 def _weights(model: Any, backbone: object) -> str:
-    unused = {id(tensor) for module in _classifier(model) for tensor in tensors(module).values()}
+    unused = {id(tensor) for module in classifier(model) for tensor in tensors(module).values()}
     if isinstance(trainable := getattr(backbone, "trainable", None), Trainable):
         unused.update(map(id, trainable.parameters()))
     named = tensors(model)
@@ -121,7 +122,7 @@ def _weights(model: Any, backbone: object) -> str:
 
 
 def _settings(model: Any) -> str:
-    unused = _classifier(model)
+    unused = classifier(model)
     settings = [
         (name, key, _rounded(value))
         for name, module in sorted(model.named_modules())
@@ -141,11 +142,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_rounded(part) for part in value]
     return f"{value:.9g}" if isinstance(value, float) else value
-
-
-def _classifier(model: Any) -> set[nn.Module]:
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else None
-    return set(classifier.modules()) if isinstance(classifier, nn.Module) else set()
 
 
 def _is_activation(module: nn.Module) -> bool:

@@ -20,6 +20,7 @@ import fedprompt._refusals as check
 from fedprompt._files import path_of
 from fedprompt.backbones._weights import tensors_in, weights_of
 from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
 from fedprompt.backbones.preparation import (
@@ -30,7 +31,6 @@ from fedprompt.backbones.preparation import (
     of_transformers,
 )
 from fedprompt.backbones.text.tower import TextTower
-from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
 
 Kind = Literal["vit", "clip"]

@@ -3,7 +3,7 @@
 from fedprompt.data.doubts import Doubt
 from fedprompt.data.folders import Folder, read_folder
 from fedprompt.data.overlapping import dirichlet_overlapping, dirichlet_sizes
-from fedprompt.data.partition import by_domain, dirichlet, iid, pathological
+from fedprompt.data.partition import by_domain, dirichlet, disjoint_classes, iid, pathological
 from fedprompt.data.readings import Reading, examine
 from fedprompt.data.shares import (
     allocate,
@@ -32,6 +32,7 @@ __all__ = [
     "dirichlet_overlapping",
     "dirichlet_shares",
     "dirichlet_sizes",
+    "disjoint_classes",
     "examine",
     "few_shot",
     "group_split",

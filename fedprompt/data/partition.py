@@ -183,6 +183,55 @@ def pathological(
     return allocate(array, shares, min_size=min_size, generator=generator)
 
 
+def disjoint_classes(
+    labels: Labels, num_clients: int, *, rest_last: bool = False, generator: Generator
+) -> list[Indices]:
+    """Give every client all samples of some classes, which no other client has.
+
+    Any number of classes is divided, and not only a multiple of `num_clients`. To give a test set
+    the same classes, pass its labels with a generator of the same seed; the same classes must
+    occur.
+
+    Args:
+        labels: Classes of at least one sample. Only the classes that occur are given to clients.
+        num_clients: Number of clients, at most the number of these classes.
+        rest_last: Whether all clients but the last one have the rounded mean number of classes, and
+            the last one has the rest, as in FedOTP's published code. If False, numbers of classes
+            differ by at most 1.
+        generator: Source of randomness, of numpy or torch.
+
+    Returns:
+        For each client the positions of its samples in `labels`, ascending, int64. Every sample
+        has one owner.
+
+    Raises:
+        ValueError: If there are more clients than classes, or with `rest_last` nothing is left for
+            the last client.
+
+    Example:
+        >>> labels, draw = np.arange(470) % 47, np.random.default_rng(0)
+        >>> [len(set(labels[c])) for c in disjoint_classes(labels, 10, generator=draw)]
+        [5, 5, 5, 5, 5, 5, 5, 4, 4, 4]
+        >>> published = disjoint_classes(labels, 10, rest_last=True, generator=draw)
+        >>> [len(set(labels[c])) for c in published]
+        [5, 5, 5, 5, 5, 5, 5, 5, 5, 2]
+    """
+    generator = numpy_generator(generator)
+    check.flag("rest_last", rest_last)
+    array = _arguments.class_numbers(labels)
+    order = generator.permutation(np.unique(array))
+    check.count("num_clients", num_clients, at_most=len(order), of="the number of classes")
+    if rest_last:
+        size = round(len(order) / num_clients)
+        rule = f"leave classes for the last client, of {len(order)}"
+        left = len(order) - size * (num_clients - 1)
+        check.require(left > 0, "num_clients", rule, num_clients)
+        owned = np.split(order, size * np.arange(1, num_clients))
+    else:
+        owned = np.array_split(order, num_clients)
+    return [np.flatnonzero(np.isin(array, classes)) for classes in owned]
+
+
 def by_domain(
     domains: Names,
     num_clients: int | None = None,

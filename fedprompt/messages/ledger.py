@@ -115,7 +115,9 @@ class Ledger:
         Lengths of blobs have separate columns if any was recorded.
         """
         clients = list(dict.fromkeys(client for client, _, _ in self.sent))
-        rows = [("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")]
+        rows: list[tuple[str, ...]] = [
+            ("client", "rounds", "bytes up", "bytes down", "framed up", "framed down")
+        ]
         for label, client in [*zip(clients, clients, strict=True), ("all", None)]:
             rounds = {when for sender, when, _ in self.sent if client in (None, sender)}
             sums = [

@@ -86,6 +86,7 @@ from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
 from fedprompt.methods.trip import trip as trip
+from fedprompt.methods.whole_networks import NetworkSetting as NetworkSetting
 from fedprompt.methods.zero_shot import zero_shot as zero_shot
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "Federation",
     "Figures",
     "HeldOut",
+    "NetworkSetting",
     "Setting",
     "VitSetting",
     "Audit",
@@ -105,9 +107,12 @@ __all__ = [
     "counted_passes",
     "evaluate",
     "fedavg_client",
+    "papers",
     "register",
     "take_step",
     *METHODS,
 ]
+
+from fedprompt.methods import papers as papers
 
 import_packages()  # after `__all__`, which has the methods of this package alone

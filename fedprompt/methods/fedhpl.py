@@ -108,8 +108,9 @@ def fedhpl_h(
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among trunks of one width."""
     rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
-    share = ["head"] if setting.num_features is None else ["projection", "head"]
-    return fedhpl(setting, share=share, **rates)
+    model = setting.new_model(0)
+    shared = [part for part in ("projection", "head") if [*model.get_submodule(part).parameters()]]
+    return fedhpl(setting, share=shared, **rates)
 
 
 def _taught(
@@ -122,7 +123,7 @@ def _taught(
     unknown = setting.unknown_rows(setting.num_classes)
 
     def dim(client):
-        return setting.trunk_of(client).num_features
+        return setting.width_of(client)
 
     def message(logits, model, size):
         return {"logits": logits} | (fp.collect(model, weight=size, only=share) if share else {})

@@ -14,11 +14,13 @@ train, without guides; in the paper there are 50 rounds, in which models stay
 (`train_in_warm_up=False`). Clients have the optimizer of the setting, which is AdamW if you name
 none, and the trial step is its next step, at its present learning rate; in the paper both are plain
 SGD. After Adam's first step, as in a warm-up in which models stay, guides hardly learn. The server
-rate of FedL2G-l is 1, and 0.1 in the paper. The server clips the gradient to norm 100, as in the
-authors' code. Clients do not clip theirs, which the code clips to 100, too. The guide loss has the
-weight 0.1, and 1 in the paper. The quiz has the paper's ten images, or a quarter of the images of a
-smaller client. The study batch is the last one of the round; if no step is taken, it is drawn.
-Features of a common width come from a learned projection, where the paper pools them to 512.
+rate of FedL2G-l is 500, which is ours, because at the paper's 0.1 the guides hardly move. The
+server clips the gradient to norm 100, as in the authors' code. Clients do not clip theirs, which
+the code clips to 100, too. The guide loss has the weight 0.1, and 1 in the paper. The quiz has the
+paper's ten images, or a quarter of the images of a smaller client. The study batch is the last one
+of the round; if no step is taken, it is drawn. With a `VitSetting`, clients train prompts on frozen
+trunks, and features of a common width come from a learned projection. With a `NetworkSetting`, they
+train whole networks, whose features are pooled, as in the paper.
 
 Compared: TsingZ0/FedL2G 4db2d14 by double backward, with the deviations above, float64, largest
 difference 1.1e-16 (2026-11).
@@ -63,7 +65,7 @@ def fedl2g_l(
     *,
     learning_rate: float = 1e-2,
     guide_weight: float = 0.1,
-    server_rate: float = 1.0,
+    server_rate: float = 500.0,
     warm_up: int = 2,
     train_in_warm_up: bool = True,
     quiz_size: int = 10,
@@ -78,7 +80,8 @@ def fedl2g_l(
         setting: Setting of the run.
         learning_rate: Learning rate of clients (at least 0).
         guide_weight: Factor of the guide loss (at least 0).
-        server_rate: Learning rate of the server (at least 0). With 0, the guides stay random.
+        server_rate: Learning rate of the server (at least 0). With 0, the guides stay random. With
+            the paper's 0.1, they stay close to their random start.
         warm_up: Number of first rounds in which clients do not follow the guides (at least 0).
         train_in_warm_up: Whether clients train in these rounds, without guides. In the paper, their
             models stay.

@@ -17,6 +17,8 @@ Compared: chunmeifeng/FedPR f5c3e67, with the deviations above, float64, largest
 (2026-11).
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,7 +39,7 @@ def _null_space(tokens: Tensor, share: float) -> Tensor:
 @register("FedPR", families=("one model",), search=LEARNING_RATE | {"share": [0.5, 0.8, 0.9]})
 def fedpr(setting: VitSetting, *, learning_rate: float = 1e-2, share: float = 0.8) -> fp.Method:
     """FedPR."""
-    model = setting.new_model(prompts=setting.deep_prompts)
+    model = setting.new_model(prompts=partial(fp.DeepPrompts, setting.num_prompts))
     tokens = model.get_parameter("prompts.tokens")
 
     def train(data, answer, state):

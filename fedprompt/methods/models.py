@@ -175,6 +175,10 @@ class VitSetting(_OneTrunk):
         """Return the trunk of a client, or that of all clients."""
         return self.trunk if client is None else self.trunks[self.backbone_of(client)]
 
+    def width_of(self, client: int) -> int:
+        """Return the width of the features of a client's trunk."""
+        return self.trunk_of(client).num_features
+
     def model_class(self, trunk: Trunk) -> type[PromptedModel]:
         """Return the class of models with this trunk."""
         return PromptedModel
@@ -220,6 +224,10 @@ class VitSetting(_OneTrunk):
             return model
 
         return self.seeded(drawn)
+
+    def bare_model(self) -> PromptedModel:
+        """Make a model of all clients without prompts."""
+        return self.new_model(prompts=lambda trunk: None)
 
     def deep_prompts(self, trunk: Trunk) -> fp.DeepPrompts:
         """Make prompts for all blocks of a trunk, for methods that need prompts."""

@@ -6,10 +6,10 @@ Based Personalized Federated Learning" (pFedPT), 2023.
 
 Up: the head, C·D weights and C biases. Down: the head.
 
-Deviations: the paper shares and trains a whole network. Here the trunk is frozen, so the head is
-all that clients share. The two phases share the batches of a round, half for each. In the authors'
-code each phase has epochs of its own, and the optimizer of the border keeps its momentum over
-rounds. The border is 1 pixel wide, as 2 of 32 pixels there.
+Deviations: the paper shares and trains a whole network, as here with a `NetworkSetting`. A trunk is
+frozen, so the head is all that clients share. If the setting counts steps, each phase has a half;
+with epochs, each has as many, as in the authors' code. There, the optimizer of the border keeps its
+momentum over rounds. The border is 1 pixel wide, as 2 of 32 pixels there.
 
 Compared: hkgdifyu/pFedPT cebec63, with the deviations above, float64, largest difference 1.1e-16
 (2026-11).
@@ -33,7 +33,7 @@ class _Bordered(Complete):
 
     def __init__(self, setting: VitSetting, width: int) -> None:
         super().__init__()
-        self.network = setting.new_model(prompts=lambda trunk: None)
+        self.network = setting.bare_model()
         if setting.public.ndim != 4:
             raise ValueError(
                 "`public` must have the shape of images for pFedPT, as images[:0] has."
@@ -62,13 +62,13 @@ def pfedpt(
 
     def train(data, answer, state):
         fp.load_values(model, {**first, **answer, **state})
-        blocks = ((model.border, border_rate), (model.network.head, learning_rate))
+        blocks = ((model.border, border_rate), (model.network, learning_rate))
         for (part, rate), batches in zip(blocks, data.phases(2), strict=True):
             optimizer = data.optimizer(part, rate)
             with fp.training_only(model, part):
                 for images, labels in batches:
                     take_step(optimizer, F.cross_entropy(model(images), labels))
-        payload = fp.collect(model, weight=data.num_examples, only=["network.head"])
+        payload = fp.collect(model, weight=data.num_examples, only=["network"])
         return payload, fp.snapshot(model, only=["border"])
 
-    return averaged(model, train, shared=["network.head"])
+    return averaged(model, train, shared=["network"])

@@ -57,8 +57,12 @@ class Setting:
         clients: Ids of the clients that take part. The others never train. If empty, all clients
             of a federation take part, in one process. On ranks and nodes, and for methods that
             count their clients, name them.
-        steps: Number of batches of a client in a round. If None, a round is an epoch of each
-            client, whose last batch may be smaller. Clients with more inputs then take more steps.
+        steps: Number of batches of a client in a round, each drawn from all its inputs. If None, a
+            client trains for `epochs`, so clients with more inputs take more steps.
+        epochs: Number of epochs of a client in a round, in place of `steps`. In an epoch, each
+            input is in one batch. If both are None, one epoch.
+        drop_last: Whether an epoch has full batches only. A client with fewer inputs than a batch
+            keeps its only one.
         cohort_size: Number of clients in a round. If None, all clients.
         batch_size: Number of inputs in a batch.
         seed: Seed of initial values, cohorts and batches, common to all methods.
@@ -83,6 +87,8 @@ class Setting:
     num_classes: int = 0
     clients: Sequence[int] = ()
     steps: int | None = None
+    epochs: int | None = None
+    drop_last: bool = False
     cohort_size: int | None = None
     batch_size: int = 32
     seed: int = 0
@@ -100,6 +106,11 @@ class Setting:
         for name, least in {"rounds": 0, "batch_size": 1, "seed": 0}.items():
             check.count(name, getattr(self, name), at_least=least)
         check.optional(check.count, "steps", self.steps, at_least=0)
+        check.optional(check.count, "epochs", self.epochs, at_least=0)
+        check.flag("drop_last", self.drop_last)
+        if self.steps is not None and (self.epochs is not None or self.drop_last):
+            given = "epochs" if self.epochs is not None else "drop_last"
+            raise check.wrong("steps", f"be None with `{given}`", self.steps)
         self._check_classes()
         if cast(Any, self.public) is None:
             self.public = torch.empty(0)
@@ -271,11 +282,21 @@ class ClientData:
     inputs_at: Callable[[Int[Tensor, "chosen"]], Tensor]
 
     @property
+    def epochs(self) -> int:
+        """Number of epochs in a round, if the setting has no number of steps."""
+        return 1 if self.setting.epochs is None else self.setting.epochs
+
+    @property
     def steps(self) -> int:
-        """Number of batches in a round, from the setting or one epoch."""
+        """Number of batches in a round, or in each of its phases if the setting has epochs."""
         if self.setting.steps is None:
-            return -(-self.num_examples // self.setting.batch_size)
+            return self.epochs * self._batches_of(self.num_examples)
         return self.setting.steps
+
+    def _batches_of(self, size: int) -> int:
+        """Count the batches of an epoch of `size` inputs."""
+        full, rest = divmod(size, self.setting.batch_size)
+        return full if self.setting.drop_last and full else full + bool(rest)
 
     @property
     def num_examples(self) -> int:
@@ -294,29 +315,39 @@ class ClientData:
         """Yield the training batches of this round, `steps` in all.
 
         If the setting has a number of steps, each batch is drawn from all inputs. Otherwise each
-        input is in one batch. A second call yields the same batches. In the body of the loop,
-        PyTorch computes in `autocast` of the setting.
+        input is in one batch of an epoch. A second call yields the same batches. In the body of the
+        loop, PyTorch computes in `autocast` of the setting.
 
         Args:
             among: Positions of the inputs to draw from. If None, all inputs.
             purpose: Name of the random stream. Another name yields other batches.
         """
+        return self._drawn(self.epochs, among, purpose)
+
+    def phases(self, count: int) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of each phase of this round, to be read one phase after the other.
+
+        Each phase has the epochs of the setting. A number of steps is divided equally, and the last
+        phase has what is left over.
+        """
+        batches = self._drawn(count * self.epochs)
+        divided = self.steps if self.setting.steps is None else self.steps // count
+        for phase in range(1, count + 1):
+            yield islice(batches, divided if phase < count else None)
+
+    def _drawn(
+        self, epochs: int, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
+    ) -> Iterator[Batch]:
         rng = self.stream(purpose)
         chosen = torch.arange(self.num_examples, device="cpu") if among is None else among
-        positions = chosen.cpu().long()
-        steps, size = self.setting.steps, self.setting.batch_size
-        for _ in range(1 if steps is None else steps):
+        positions, steps = chosen.cpu().long(), self.setting.steps
+        kept = self._batches_of(len(positions)) if steps is None else 1
+        for _ in range(epochs if steps is None else steps):
             order = positions[torch.randperm(len(positions), generator=rng, device="cpu")]
-            for part in [order[:size]] if steps is not None else torch.split(order, size):
+            for part in torch.split(order, self.setting.batch_size)[:kept]:
                 batch = self.batch(part, rng)
                 with self.autocast():
                     yield batch
-
-    def phases(self, count: int) -> Iterator[Iterator[Batch]]:
-        """Divide the batches of this round into equal phases; the last has what is left over."""
-        batches = self.batches()
-        for phase in range(1, count + 1):
-            yield islice(batches, self.steps // count if phase < count else None)
 
     def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
         """Return chosen inputs, augmented, and their labels, on the device of the setting."""

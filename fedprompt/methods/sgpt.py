@@ -10,14 +10,15 @@ Up: shared prompts, group prompts, keys, the number of selections of each key, a
 Down: shared prompts, group prompts, keys, the total number of selections of each key, and the head.
 
 Deviations: clients cannot see the selections of others in the same round, so each adds its
-selections to the counts of the broadcast. Shares of groups have a small offset; without it, unused
-groups would be chosen without regard to their keys. Keys that no client selected keep their value.
-The two blocks share the batches of a round, half for each. These defaults differ from the paper,
-and arguments give its values: shared prompts enter the first half of the layers, and groups the
-second half; new prompts are added to the old ones; the head reads the class token alone; queries
-come from the last layer, also where domains differ; there are five groups. These are fields of the
-setting: clients use AdamW in place of SGD, and its weight decay moves groups that no image
-selected; a layer has eight shared prompts in place of one.
+selections to the counts of the broadcast; with ``live=False``, counts are those of the broadcast.
+Shares of groups have a small offset; without it, unused groups would be chosen without regard to
+their keys. Keys that no client selected keep their value. If the setting counts steps, the blocks
+share the batches of a round; with epochs, each block has as many, as in the paper. These defaults
+differ from the paper, and :func:`fedprompt.methods.papers.sgpt` has its values: there are five
+groups; in a trunk of less than six blocks, shared prompts enter the first half of the layers, and
+groups the second half; queries come from the last layer, also where domains differ. These are
+fields of the setting: clients use AdamW in place of SGD, and its weight decay moves groups that no
+image selected; a layer has eight shared prompts in place of one.
 
 Arguments leave parts of the method out. Parts that no block trains are sent but not used. A large
 offset selects the nearest key in training, too.
@@ -35,28 +36,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.interfaces import Selection
 from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
 from fedprompt.selection import SelectionKeys, key_loss, select_nearest
 
+PAPER_LAYERS = 6  # three with shared prompts, and three with groups
+
 
 class _GroupedModel(nn.Module):
     """Shared prompts, group prompts with their keys, and a linear head on a frozen trunk."""
 
-    def __init__(self, setting, num_groups, layers, replace, selector, *reads):
+    def __init__(self, setting, num_groups, layers, replace, selector, live, *reads):
         super().__init__()
         self.trunk = setting.trunk
         self.used, self.query_depth, self.averaged, self.nearest = reads
-        halves = torch.arange(self.trunk.depth).tensor_split(2)
+        halves = torch.arange(min(self.trunk.depth, PAPER_LAYERS)).tensor_split(2)
         early, late = (own or half.tolist() for own, half in zip(layers, halves, strict=True))
         shared = partial(fp.LayeredPrompts, setting.num_prompts, layers=early, replace=replace)
         start = setting.new_model(prompts=shared)
         self.shared = start.prompts
         self.head = start.head
         self.groups = fp.GroupPrompts(num_groups, 1, self.trunk, layers=late, replace=replace)
-        self.selector = SelectionKeys(num_groups, self.trunk.num_features, selector=selector)
+        self.selector = SelectionKeys(
+            num_groups, self.trunk.num_features, selector=selector, live=live
+        )
 
     def query(self, images: Tensor) -> Tensor:
         """Encode images without prompts."""
@@ -114,14 +120,15 @@ def sgpt(
     num_groups: int = 5,
     shared_layers: Sequence[int] = (),
     group_layers: Sequence[int] = (),
-    replace: bool = False,
-    averaged: bool = False,
+    replace: bool = True,
+    averaged: bool = True,
     query_depth: int | None = None,
     decay: float = 0.5,
     key_decay: float | None = None,
     blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head")),
     insert_nearest: bool = False,
     offset: float | None = None,
+    live: bool = True,
     selector: Callable[..., Selection] = select_nearest,
 ) -> fp.Method:
     """SGPT.
@@ -130,8 +137,9 @@ def sgpt(
         setting: Setting with one trunk.
         learning_rate: Learning rate of both blocks.
         num_groups: Number of groups, at most the width of the trunk.
-        shared_layers: Layers that shared prompts enter, 0-based. If empty, the first half.
-        group_layers: Layers that group prompts enter. If empty, the second half.
+        shared_layers: Layers that shared prompts enter, 0-based. If empty, the first three, or the
+            first half of less than six blocks.
+        group_layers: Layers that group prompts enter. If empty, the next three, or the second half.
         replace: Whether new prompts take the place of the old ones, as in Eq. 2 and Alg. 3.
         averaged: Whether the head reads the mean of the class token and all group tokens. With n
             group layers, each of them has the weight 1/(n + 1), as in the authors' code. With
@@ -143,15 +151,20 @@ def sgpt(
         blocks: Parts that each block trains, in order.
         insert_nearest: Whether training inserts the prompts of the nearest key (Eq. 5). Keys are
             trained and counted by `selector` in any case. If False, its choice decides both.
-        offset: Number added to the shares of groups in Eq. 6. If None, the default of `selector`.
+        offset: Number above 0, added to the shares of groups in Eq. 6. If None, the default of
+            `selector`.
+        live: Whether a client's selections in this round count in its next ones. If not, counts are
+            fixed within a round.
         selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
     """
     check_sequences(shared_layers=shared_layers, group_layers=group_layers, blocks=blocks)
     layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, blocks)
+    if offset is not None:
+        check.number("offset", offset, above=0)
     rule = selector if offset is None else partial(selector, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
-    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, *reads)
+    model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, live, *reads)
 
     def train(data, answer, state):
         predict(data, answer, state).train()

@@ -22,9 +22,11 @@ from fedprompt.metrics.classes import (
     macro_f1,
     most_frequent_class,
 )
+from fedprompt.metrics.mechanisms import DistillationTerms, congruence, distillation_terms
 
 __all__ = [
     "ClientSpread",
+    "DistillationTerms",
     "NegativeEffect",
     "Summary",
     "attack_success",
@@ -32,7 +34,9 @@ __all__ = [
     "balanced_weights",
     "class_accuracy",
     "client_spread",
+    "congruence",
     "contingency_table",
+    "distillation_terms",
     "global_accuracy",
     "harmonic_mean",
     "last_and_best",

@@ -164,6 +164,8 @@ def _encoded(
     tokens, lengths = _run(trunk, layers, before, context, streams, lengths)
     prefix, spans, patches = _split(tokens, trunk.prefix, lengths)
     pooled = trunk.pool(torch.cat([prefix, patches], 1) if streams else tokens)
+    rule = "pool one vector of features for an image"
+    check.require(pooled.ndim == 2, "trunk", rule, f"features of shape {tuple(pooled.shape)}")
     # The half precisions are promoted to float32: losses and aggregators need its digits.
     dtype = dtype or torch.promote_types(pooled.dtype, torch.float32)
     *outputs, patches = (trunk.normalize(part).to(dtype) for part in (*spans, patches))

@@ -85,9 +85,9 @@ class SelectionKeys(nn.Module):
     """Learnable keys, with counts of how often each key was chosen.
 
     In training mode a call selects by the sum of two counts: the server's at the start of the
-    round, and the client's since then. It then counts its choices. In eval mode a call is
-    :func:`select_nearest` without counts, and counts nothing. Choices of other clients in the same
-    round have no influence.
+    round, and, with `live`, the client's since then. It then counts its choices. In eval mode a
+    call is :func:`select_nearest` without counts, and counts nothing. Choices of other clients in
+    the same round have no influence.
 
     In each round a client loads the keys, calls ``start_round`` with the server's counts, trains,
     and sends ``collect(model, weight=..., rows={"selector.keys": selector.counts})``. The server
@@ -98,6 +98,8 @@ class SelectionKeys(nn.Module):
         dim: Width of a query, ``trunk.dim``.
         selector: Selection rule in training mode, with its options bound, such as
             ``partial(select_balanced, solver=exact)``.
+        live: Whether a client's choices of this round count in its next choice. If not, counts
+            change between rounds only.
         generator: Source of the initial values, which :func:`~fedprompt.selection.orthogonal_keys`
             draws. If None, torch's global generator is used.
 
@@ -128,12 +130,14 @@ class SelectionKeys(nn.Module):
         dim: int,
         *,
         selector: PromptSelector = select_nearest,
+        live: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
         _check_selector(selector)
+        check.flag("live", live)
         super().__init__()
         self.keys = nn.Parameter(orthogonal_keys(num_groups, dim, generator=generator))
-        self.selector = selector
+        self.selector, self.live = selector, live
         unused = torch.zeros(num_groups, device=self.keys.device)
         self.register_buffer("usage", unused)
         self.register_buffer("counts", unused.long())
@@ -158,7 +162,8 @@ class SelectionKeys(nn.Module):
         keys = self.keys.detach()
         if not self.training:
             return select_nearest(query, keys)
-        selection = self.selector(query, keys, usage=self.usage + self.counts)
+        usage = self.usage + self.counts if self.live else self.usage
+        selection = self.selector(query, keys, usage=usage)
         check.instance("selector", selection, Selection, "return a Selection")
         self.counts.index_add_(0, selection.indices, torch.ones_like(selection.indices))
         return selection

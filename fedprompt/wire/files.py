@@ -1,20 +1,14 @@
 """Blobs in files."""
 
-import json
 from os import PathLike
-from pathlib import Path
 
 from torch import Tensor
 
-import fedprompt._refusals as check
-from fedprompt._files import file_of, is_newer, replace_file
+from fedprompt._files import file_of, replace_file
 from fedprompt.interfaces import Message, Weighted
 from fedprompt.wire._decode import read_blob
-from fedprompt.wire._format import FORMAT, Expected, Header, check_expected, longest_header
+from fedprompt.wire._format import Expected, Header, check_expected, longest_header
 from fedprompt.wire.encode import encode_payload
-
-_LONGEST = 2**24
-"""Longest header in bytes that is read from a file that will be replaced."""
 
 
 def save_payload(message: Message, path: str | PathLike[str], *, header: Header) -> None:
@@ -31,8 +25,8 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         header: Header of the blob.
 
     Raises:
-        ValueError: If the message is refused, or the file is of a later version of the library.
-        TimeoutError: If another process still writes after 30 seconds; the text names it.
+        ValueError: If the message is refused.
+        TimeoutError: If another process still writes after 30 seconds.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -43,21 +37,7 @@ def save_payload(message: Message, path: str | PathLike[str], *, header: Header)
         ...     open_payload(path, expect=expect)[0]
         {'scale': tensor(4.5000)}
     """
-    file = file_of(path)
-    if is_newer(given := _format_of(file), FORMAT):
-        raise check.wrong("path", f"have no format after {FORMAT!r}, which would be lost", given)
-    replace_file(file, encode_payload(message, header=header))
-
-
-def _format_of(path: Path) -> object:
-    """Read the format of a file that may be another one, or none."""
-    try:
-        with path.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _LONGEST)))
-            return header["__metadata__"]["format"]
-    except (OSError, ValueError, TypeError, LookupError):
-        return None
+    replace_file(file_of(path), encode_payload(message, header=header))
 
 
 def open_payload(

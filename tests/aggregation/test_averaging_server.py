@@ -6,7 +6,6 @@ import torch
 
 from fedprompt import Weighted, averaging_server, descend, ema, robust, snapshot
 from fedprompt.aggregation import fedopt
-from refusals import refused
 from same import assert_identical
 
 
@@ -64,13 +63,3 @@ def test_a_server_receives_changes_if_its_update_descends():
     updates = [None, ema(decay=0.5), fedopt(sgd), descend(sgd)]
     received = [averaging_server(VALUES, update).changes for update in updates]
     assert received == [False, False, False, True]
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-averaging_server({'a': 3}) -> TypeError: `values['a']` must be a floating-point tensor; got 3 (int)
-averaging_server(VALUES, 3) -> TypeError: `update` must be a server update, such as ema(decay=0.5)
-averaging_server(VALUES, aggregate=3) -> TypeError: `aggregate` must be a function; got 3 (int)
-averaging_server(VALUES).answer(1, {}) -> ValueError: `state` must come from the server or its last
-averaging_server(VALUES).step(0, {}, {}) -> ValueError: `state` must come from the server or its
-averaging_server(VALUES).step(0, [], {}) -> TypeError: `payloads` must map ids of clients to payload
-""")

@@ -5,7 +5,6 @@ import torch
 
 from fedprompt import Weighted, class_means, heterogeneous_means
 from references import fedhpl
-from refusals import refused
 from tolerance import assert_near
 
 CLASSES = 5
@@ -83,21 +82,3 @@ def test_similarity_is_called_with_the_dimension_of_the_teacher_first():
     up_only = heterogeneous_means([narrow, wide], [2, 8], smoothing=0, similarity=upwards)
     assert up_only[2].value.item() == 3.0  # (1 + 5) / 2: the narrow client learns from both
     assert up_only[8].value.item() == 5.0  # the wide one from itself alone
-
-
-ONE = Weighted(torch.ones(2, 3), torch.ones(2))
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-heterogeneous_means([ONE, ONE], [4]) -> ValueError: `dims` must have one latent dimension for
-heterogeneous_means([ONE], 4) -> TypeError: `dims` must be an iterable of integers; got 4 (int)
-heterogeneous_means([ONE], [4, 5]) -> ValueError: `dims` must have one latent dimension for each
-heterogeneous_means([ONE, ONE], [4, 0]) -> ValueError: `dims[1]` must be at least 1; got 0
-heterogeneous_means([ONE], [4], smoothing=-0.5) -> ValueError: `smoothing` must be at least 0
-heterogeneous_means([ONE], [4], smoothing=torch.nan) -> ValueError: `smoothing` must be finite; got
-heterogeneous_means([ONE], [4], similarity="1") -> TypeError: `similarity(4, 4)` must be a number
-heterogeneous_means([ONE], [4], similarity=lambda dim, other: -1.0) \
--> ValueError: `similarity(4, 4)` must be at least 0; got -1.0
-heterogeneous_means([ONE], [4], similarity=lambda dim, other: torch.inf) \
--> ValueError: `similarity(4, 4)` must be finite; got inf
-""")

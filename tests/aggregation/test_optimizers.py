@@ -11,7 +11,6 @@ import torch
 from fedprompt import Weighted, descend
 from fedprompt.aggregation import adam, fedopt, yogi
 from references import fedopt as reference
-from refusals import refused
 from same import assert_identical, assert_same
 from tolerance import assert_near
 
@@ -56,25 +55,6 @@ def test_adaptive_updates_are_algorithm_2(make, is_yogi, generator):
                 parts = value, state["first"], state["second"]
                 actual = [part[row, number].item() for part in parts]
                 assert actual == pytest.approx(wanted, rel=1e-12)
-
-
-def test_one_step_of_fedadam_and_fedyogi_by_hand():
-    """The mean moves by 2 and by -0.5; the second moment starts at 0.25."""
-    start = torch.tensor([1.0, 1.0])
-    mean = Weighted(torch.tensor([3.0, 0.5]), torch.tensor(4.0))
-    options = {"learning_rate": 1.0, "betas": (0.5, 0.75), "tau": 0.5}
-    value, state = adam(**options).step(start, mean, adam(**options).init(start))
-    assert state["first"].tolist() == [1.0, -0.25]
-    assert state["second"].tolist() == [0.75 * 0.25 + 0.25 * 4, 0.25]
-    assert_near(value, torch.tensor([1 + 1 / (1.1875**0.5 + 0.5), 1 - 0.25]))
-    value, state = yogi(**options).step(start, mean, yogi(**options).init(start))
-    assert state["second"].tolist() == [0.25 + 0.25 * 4, 0.25]  # the sign of 0 is 0
-    assert_near(value, torch.tensor([1 + 1 / (1.25**0.5 + 0.5), 1 - 0.25]))
-
-
-def test_the_defaults_are_those_of_the_paper():
-    for make in (adam, yogi):
-        assert make(learning_rate=0.1) == make(learning_rate=0.1, betas=(0.9, 0.99), tau=1e-3)
 
 
 def test_momentum_of_fedopt_is_fedavgm(generator):
@@ -188,29 +168,3 @@ def test_moments_of_half_precision_values_are_in_float32():
     new, state = server.step(value, mean, server.init(value))
     assert new.dtype == torch.bfloat16
     assert {part.dtype for part in state.values()} == {torch.float32}
-
-
-ADAGRAD = partial(torch.optim.Adagrad, lr=0.1)
-
-
-def step(server, weight, *, columns=3, rows=2):
-    """Take a step of a value (2, 3), with a state for another number of rows."""
-    mean = Weighted(torch.ones(2, columns), torch.tensor(weight))
-    return server.step(torch.zeros(2, 3), mean, server.init(torch.zeros(rows, 3)))
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-fedopt(SGD, max_norm=0) -> ValueError: `max_norm` must be above 0; got 0.
-adam(learning_rate=-1.0) -> ValueError: `learning_rate` must be above 0; got -1.0.
-adam(learning_rate=1.0, betas=(0.9, 1.0)) -> ValueError: `betas[1]` must be below 1; got 1.0.
-adam(learning_rate=1.0, betas=(-0.1, 0.9)) -> ValueError: `betas[0]` must be at least 0; got -0.1
-yogi(learning_rate=1.0, betas=0.9) -> TypeError: `betas` must be two numbers; got 0.9 (float).
-yogi(learning_rate=1.0, tau=0.0) -> ValueError: `tau` must be above 0; got 0.0.
-fedopt(3) -> TypeError: `make_optimizer` must be a function from parameters to an optimizer; got 3
-fedopt(lambda parameters: 3).init(zeros(1)) -> TypeError: `make_optimizer` must return an optimizer
-step(fedopt(ADAGRAD), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the last
-fedopt(SGD).init([0.0]) -> TypeError: `previous` must be a floating-point tensor
-step(fedopt(SGD), [1.0, -1.0]) -> ValueError: `mean.weight` must be finite and at least 0
-step(fedopt(SGD), [1.0, 1.0], columns=1) -> ValueError: `mean.value` must have the shape
-step(adam(**OPTIONS), [1.0, 1.0], rows=3) -> ValueError: `state` must come from `init` or the
-""")

@@ -9,7 +9,6 @@ import torch
 
 from fedprompt import Weighted, weighted_mean
 from fedprompt.aggregation import distances, mixtures
-from refusals import refused
 from same import assert_same
 
 MOST = sys.float_info.max
@@ -151,26 +150,3 @@ def test_empty_tensors_have_distance_zero():
     assert distances([ONE]).tolist() == [[0.0]]
     empty = [{"a": Weighted(torch.zeros(0, 3), torch.zeros(0))} for _ in range(2)]
     assert distances(empty).tolist() == [[0.0, 0.0], [0.0, 0.0]]
-
-
-NAN = torch.tensor([torch.nan, 1.0])
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-mixtures([ONE], [[1.0]]) -> TypeError: `weights` must be floating-point of shape (answers, clients)
-mixtures([ONE], torch.ones(1)) -> ValueError: `weights` must have shape (answers, clients), at
-mixtures([ONE], torch.tensor([[-0.5]])) -> ValueError: `weights` must lie in [0, 1e+18]; got -0.5.
-mixtures([ONE], torch.tensor([[torch.nan]])) -> ValueError: `weights` must be finite
-mixtures([ONE], torch.ones(1, 2)) -> ValueError: each of the 2 columns of `weights`; got 1.
-mixtures([ONE, ONE], torch.ones(1, 1)) -> ValueError: `payloads` must have one payload for each of \
-the 1 columns of `weights`; got more.
-mixtures(ONE, torch.ones(1, 1)) -> TypeError: `payloads` must be an iterable of payloads
-mixtures([ONE['head']], torch.ones(1, 1)) -> TypeError: `payloads[0]` must map names to Weighted
-mixtures([ONE, {'head': Weighted(torch.ones(3), torch.tensor(1.0))}], torch.ones(1, 2)) \
--> ValueError: `payloads[1]['head'].value` must have the shape of the first entry (2,); got (3,).
-mixtures([ONE, {'head': Weighted(NAN, tensor(1.0))}], eye(2)) -> ValueError: ['head'].value` must be
-distances([]) -> ValueError: `payloads` must hold at least one payload; got none.
-distances(ONE) -> TypeError: `payloads` must be an iterable of payloads; got one dict.
-distances([ONE, {'other': ONE['head']}]) -> ValueError: `payloads[1]` must have the names ['head']
-distances([{'head': Weighted(NAN, torch.tensor(1.0))}]) -> ValueError: `payloads[0]['head'].value`
-distances([{'head': ONE['head']._replace(weight=torch.tensor(-1.0))}]) \
--> ValueError: `payloads[0]['head'].weight` must be finite and at least 0; got -1.0.
-""")

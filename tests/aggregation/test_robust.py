@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fedprompt import Weighted, weighted_mean
 from fedprompt.robust import krum, multi_krum, trimmed_mean, weighted_median
 from references import robust
-from refusals import refused
 from same import assert_identical
 from tolerance import assert_near
 
@@ -222,11 +221,6 @@ def test_krum_does_not_compare_what_knows_other_rows():
     assert krum(garbage, num_byzantine=0)["logits"].value[0, 0].item() == pytest.approx(1.0)
 
 
-# Bad input.
-
-ONE = Weighted(torch.ones(2, 3), torch.ones(2))
-
-
 def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
     """The lowest and the highest entry are removed."""
     value = torch.full((7, 4), 0.1, dtype=torch.float64)
@@ -237,27 +231,3 @@ def test_a_trimmed_mean_does_not_leave_its_range_by_rounding(generator):
         assert trimmed_mean(map(Weighted, value, weight), fraction=0.1).value.equal(value[2])
     zero = Weighted(torch.tensor([-0.0]), torch.tensor(1.0))
     assert trimmed_mean([zero], fraction=0.1).value.signbit().all()
-
-
-FOUR_AND_NAN = [payload([1.0])] * 4 + [payload([torch.nan])]
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-weighted_median([]) -> ValueError: `entries` must hold at least one entry or payload; got none
-weighted_median([ONE, Weighted(torch.ones(2, 4), torch.ones(2))]) -> ValueError: `entries[1].value`
-weighted_median([ONE, ONE._replace(weight=-torch.ones(2))]) -> ValueError: `entries[1].weight` must
-trimmed_mean([ONE], fraction=-0.1) -> ValueError: `fraction` must be at least 0; got -0.1
-trimmed_mean([ONE], fraction=0.5) -> ValueError: `fraction` must be at most 0.499; got 0.5
-trimmed_mean([ONE], fraction=torch.nan) -> ValueError: `fraction` must be finite; got nan
-krum([payload([1.0])] * 4, num_byzantine=1) -> ValueError: `payloads` must be at least 5 if 1 may
-krum([payload([1.0])] * 3, num_byzantine=-1) -> ValueError: `num_byzantine` must be at least 0; got
-krum([payload([1.0]), ONE], num_byzantine=0) -> TypeError: `payloads[1]` must map names to
-krum([{}] * 3, num_byzantine=0) -> ValueError: `payloads[0]` must have at least one name; got none
-krum([payload([1.0])] * 2 + [{'x': ONE}], num_byzantine=0) -> ValueError: `payloads[2]` must have
-krum([payload([1.0])] * 2 + [payload([1.0, 2.0])], num_byzantine=0) \
--> ValueError: `payloads[2]['part0'].value` must have the shape of the first entry (1,); got (2,)
-krum([payload([1.0])] * 2 + [payload([1.0], weight=-1.0)], num_byzantine=0) \
--> ValueError: `payloads[2]['part0'].weight` must be finite and at
-krum([payload([torch.nan])] * 3, num_byzantine=0) -> ValueError: `payloads` must include one with
-multi_krum([payload([1.0])] * 5, num_byzantine=1, num_selected=5) -> ValueError: `num_selected` must
-multi_krum(FOUR_AND_NAN, num_byzantine=1, num_selected=0) -> ValueError: `num_selected` must be at
-multi_krum(FOUR_AND_NAN, num_byzantine=0, num_selected=5) -> ValueError: `num_selected` must be at
-""")

@@ -6,6 +6,8 @@ import pickle
 import pytest
 import torch
 import torch.nn as nn
+from timm.models.deit import VisionTransformerDistilled
+from torchvision.models import VisionTransformer as TorchVit
 
 import fedprompt as fp
 import models
@@ -143,6 +145,35 @@ def test_other_parameters_must_stay_frozen():
     model.blocks[1].norm1.weight.requires_grad_()
     with raises(ValueError, "`trunk` must stay frozen, as freeze(model) left it; got a model with"):
         fp.encode_prompted(trunk, draw_images(model))
+
+
+HEADS = {
+    "timm": lambda: tiny_vit(num_classes=5),
+    "distilled": lambda: VisionTransformerDistilled(16, 8, embed_dim=12, num_heads=2, depth=2),
+    "torchvision": lambda: TorchVit(16, 8, 2, 2, 12, 24),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_classifier_stays_yours_to_train(name):
+    model, images = HEADS[name]().train(), torch.rand(2, 3, 16, 16)
+    found = model.heads if name == "torchvision" else model.get_classifier()
+    heads = list(found) if isinstance(found, tuple) else [found]
+    parameters = [parameter for head in heads for parameter in head.parameters()]
+    before = fp.fingerprint(fp.vit_trunk(model))
+    for given in (None, heads):  # passing it changes nothing but its place in `trainable`
+        trunk = fp.vit_trunk(model, trainable=given)
+        assert all(each.requires_grad for each in parameters)
+        assert all(head.training for head in heads)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        assert list(map(id, trained)) == list(map(id, parameters))
+        assert len(list(trunk.trainable.parameters())) == len(parameters) * (given is not None)
+    with torch.no_grad():
+        parameters[0].add_(1)
+    fp.encode_prompted(trunk, images.to(parameters[0]))
+    assert fp.fingerprint(trunk) == before
+    frozen = fp.vit_trunk(fp.freeze(model))
+    assert not any(each.requires_grad for each in frozen.model.parameters())
 
 
 def test_adapters_that_were_not_named_are_not_frozen_silently():

@@ -104,15 +104,6 @@ class CachedMaskWithPrompts(CachedMask):
         return self.cached
 
 
-class CachedMaskForPrompts(CachedMask):
-    """The mask of the first number of prompts is used for any other."""
-
-    def padded(self, mask, num_prompts):
-        return (
-            super().padded(mask, num_prompts) if num_prompts else PlainTrunk.padded(self, mask, 0)
-        )
-
-
 class CachedBatch(PlainTrunk):
     """The class tokens of the first batch are used for any other."""
 
@@ -246,31 +237,29 @@ def left_trainable():
     return trunk
 
 
-# Mistakes, and the lines that fail. With a prefix of 0, the class token counts as a patch.
+# Mistakes, and the errors that name them.
 WRONG = {
-    "batch norm in training": (in_training, ("samples", "frozen", "unchanged")),
-    "prompts before the class token": (PromptsBeforeTheClassToken, ("positions",)),
-    "a prefix of 0": (changed(prefix=0), ("sizes", "positions")),
-    "a cached mask": (CachedMask, ("repeatable",)),
-    "a cached mask with prompts": (CachedMaskWithPrompts, ("repeatable",)),
-    "a mask that is padded at the end": (MaskPaddedAtTheEnd, ("positions",)),
-    "positions for prompts": (PositionsForPrompts, ("positions",)),
-    "mixed samples": (MixedSamples, ("same as the model", "samples")),
-    "a cached mask for prompts": (CachedMaskForPrompts, ("repeatable",)),
-    "a cached batch": (CachedBatch, ("repeatable",)),
-    "no gradients": (WithoutGradients, ("gradients",)),
-    "no gradients of a part": (WithoutGradientsOfAPart, ("gradients",)),
-    "no gradients of other prompts": (ReadsOnePrompt, ("gradients",)),
-    "a gradient that is NaN": (OneGradientIsNaN, ("gradients",)),
-    "left trainable": (left_trainable, ("frozen",)),
-    "writes into the model": (WritesIntoTheModel, ("unchanged",)),
-    "writes into the images": (WritesIntoTheImages, ("unchanged",)),
-    "not shared": (NotShared, ("shared",)),
-    "another model": (AnotherModel, ("same as the model",)),
-    "normalizing is the identity": (NormalizeIsTheIdentity, ("normalize",)),
-    "a layer less": (changed(depth=1), ("sizes", "same as the model")),
-    "another dim": (changed(dim=9), ("sizes", "repeatable")),
-    "another number of features": (changed(num_features=1000), ("sizes",)),
-    "another patch size": (changed(patch_size=16), ("sizes",)),
-    "no patch size": (changed(patch_size=None), ("members",)),
+    "batch norm in training": (in_training, "be frozen; call freeze(model) first; got in train mo"),
+    "prompts before the class token": (PromptsBeforeTheClassToken, "give prompts no positions"),
+    "a prefix of 0": (changed(prefix=0), "`trunk.prefix` must be such that patches of 4 pixels"),
+    "a cached mask": (CachedMask, "shape"),
+    "a cached mask with prompts": (CachedMaskWithPrompts, "not depend on earlier calls"),
+    "a mask that is padded at the end": (MaskPaddedAtTheEnd, "give prompts no positions"),
+    "positions for prompts": (PositionsForPrompts, "give prompts no positions"),
+    "mixed samples": (MixedSamples, "keep samples apart"),
+    "a cached batch": (CachedBatch, "Sizes of tensors must match"),
+    "no gradients": (WithoutGradients, "got no gradient of prompts at layer 0"),
+    "no gradients of a part": (WithoutGradientsOfAPart, "got none in blocks.0.mlp.3"),
+    "no gradients of other prompts": (ReadsOnePrompt, "got no gradient of prompts at layer 0"),
+    "a gradient that is NaN": (OneGradientIsNaN, "a gradient of NaN for prompts at layer 0"),
+    "left trainable": (left_trainable, "got in train mode or trainable: norm.weight, norm.bias"),
+    "writes into the model": (WritesIntoTheModel, "into weights, buffers and inputs; make new"),
+    "writes into the images": (WritesIntoTheImages, "got changes of inputs"),
+    "not shared": (NotShared, "be shared by clients"),
+    "normalizing is the identity": (NormalizeIsTheIdentity, "`trunk.normalize` must apply the no"),
+    "a layer less": (changed(depth=1), "`trunk.depth` must be the number of blocks, and block 1"),
+    "another dim": (changed(dim=9), "`trunk.dim` must be the width of tokens, 8; got 9"),
+    "another number of features": (changed(num_features=9), "`trunk.num_features` must be the wi"),
+    "another patch size": (changed(patch_size=16), "`trunk.prefix` must be such that patches of 1"),
+    "no patch size": (changed(patch_size=None), "got one without patch_size"),
 }

@@ -1,5 +1,6 @@
 """Tables of refused calls: one line a row, ``call -> ErrorType: start of the message``."""
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ def refused(names: dict[str, Any]) -> Callable[[str], Callable[..., None]]:
     return test_of
 
 
+REFUSALS = (TypeError, ValueError, IndexError)
 Rows = list[tuple[Callable[..., Any], dict[str, Any], dict[str, tuple[Any, Any]]]]
 
 
@@ -51,7 +53,9 @@ def refused_and_taken(rows: Rows) -> Callable[..., None]:
     """Return the test of a table: functions, a good call of each, and edges of its arguments.
 
     For each argument, there are values that are refused by its name, and others that are taken.
-    The refused ones may be a function of the good value.
+    The refused ones may be a function of the good value. In place of an argument, a longer place
+    of the error may be given, such as ``entries[1].weight``. If the function has no such argument,
+    the first one of the good call is changed.
     """
     cases = [
         pytest.param(function, good, name, *both, id=f"{place}-{name}")
@@ -62,12 +66,25 @@ def refused_and_taken(rows: Rows) -> Callable[..., None]:
     @pytest.mark.bad_input
     @pytest.mark.parametrize(("function", "good", "name", "wrong", "edges"), cases)
     def test(function: Callable[..., Any], good: dict[str, Any], name: str, wrong: Any, edges: Any):
+        parameters = inspect.signature(function).parameters
+        word = re.match(r"\w+", name)[0]
+        others = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        changed = word if others or word in {*good, *parameters} else next(iter(good))
+        positional = {n for n, each in parameters.items() if each.kind is each.POSITIONAL_ONLY}
+
+        def call(value: Any) -> None:
+            options = {**good, changed: value}
+            given = [options.pop(argument) for argument in list(options) if argument in positional]
+            function(*given, **options)
+
         for value in wrong(good.get(name)) if callable(wrong) else wrong:
-            with pytest.raises((TypeError, ValueError), match=rf"^`{name}[`\[. ]") as error:
-                function(**good | {name: value})
+            with pytest.raises(REFUSALS) as error:
+                call(value)
+            start = rf"^('[^']+'( \(.*\))?: )?`{re.escape(name)}[`\[.( ]"
+            assert re.search(start, str(error.value)), (value, str(error.value))
             assert " must " in str(error.value), value
         for value in edges:
-            function(**good | {name: value})
+            call(value)
 
     return test
 

@@ -315,22 +315,6 @@ def test_nothing_is_lost_over_twenty_rounds_of_any_dtype(dtype, generator):
     assert (missing - state["a"]).abs().max() < 1e-11
 
 
-def test_the_state_of_an_unknown_row_waits():
-    """Round 1 leaves (1, 2). In round 2 the first row is unknown. In round 3 both are known."""
-    codec = top_k(fraction=0.25)
-    values = torch.tensor([[1.0, 0.0], [9.0, 2.0]])
-    sent = {"a": Weighted(values, torch.ones(2))}
-    message, state = codec.encode(sent, codec.init(sent))
-    assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [9.0, 0.0]]
-    away = {
-        "a": Weighted(torch.tensor([[torch.nan, torch.nan], [0.0, 0.0]]), torch.tensor([0.0, 1.0]))
-    }
-    message, state = codec.encode(away, state)
-    assert codec.decode(message, like=sent)["a"].value.tolist() == [[0.0, 0.0], [0.0, 2.0]]
-    message, state = codec.encode({"a": Weighted(torch.zeros(2, 2), torch.ones(2))}, state)
-    assert codec.decode(message, like=sent)["a"].value.tolist() == [[1.0, 0.0], [0.0, 0.0]]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("label", ["int8", "top_k"])
 def test_numbers_at_the_end_of_the_range_stay_finite(label, dtype):

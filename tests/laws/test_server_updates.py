@@ -275,24 +275,6 @@ def test_a_state_that_is_not_a_mapping_is_refused_by_name(label):
         UPDATES[label].step(TYPICAL.previous, TYPICAL.means[0], None)
 
 
-@examples(6)
-@given(problem=problems())
-def test_ema_without_decay_is_overwrite(problem):
-    for smooth, plain in zip(
-        trajectory(fp.ema(decay=0), problem.previous, problem.means, {}),
-        trajectory(fp.overwrite(), problem.previous, problem.means, {}),
-        strict=True,
-    ):
-        assert_identical(smooth[0], plain[0])
-
-
-@examples(6)
-@given(problem=problems())
-def test_ema_with_decay_one_never_changes_a_value(problem):
-    for new, _ in trajectory(fp.ema(decay=1), problem.previous, problem.means, {}):
-        assert_identical(new, problem.previous)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.1, 0.5, 0.9, 0.999, 1.0])
 @examples(4)
 @given(problem=problems())

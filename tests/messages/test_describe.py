@@ -4,7 +4,6 @@ import torch
 import torch.nn as nn
 
 from fedprompt import Weighted, collect, describe, samples, snapshot, vit_trunk
-from refusals import refused
 
 MODEL = nn.ModuleDict({"prompts": nn.Linear(3, 4), "head": nn.Linear(4, 2)})  # 16 and 10 numbers
 BACKBONE = nn.Linear(9, 10).requires_grad_(False)  # 100 numbers
@@ -33,11 +32,3 @@ def test_a_trunk_counts_the_parameters_of_its_model():
 def test_rows_of_weight_zero_are_not_sent():
     rows = Weighted(torch.zeros(3, 4), torch.tensor([2.0, 0.0, 1.0]))
     assert describe(MODEL, {"logits": rows})[2:] == (8, 44)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-describe(3, {}) -> TypeError: `model` must be an nn.Module; got 3
-describe(MODEL, [1]) -> TypeError: `message` must map names to tensors or Weighted; got a list
-describe(MODEL, {'a': 1.0}) -> TypeError: `message['a']` must be a tensor or a Weighted; got 1.0
-describe(MODEL, {}, trunk='vit') -> TypeError: `trunk` must be a module, or a trunk
-""")

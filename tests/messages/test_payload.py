@@ -6,7 +6,6 @@ import torch.nn as nn
 
 from fedprompt import Weighted, collect, num_bytes, snapshot
 from named_model import NAMES, Model, tensors_of
-from refusals import refused
 from same import assert_identical
 
 
@@ -112,49 +111,3 @@ def test_the_bytes_of_each_kind_of_entry_are_those_computed_by_hand():
     entries = {name: entry for name, (entry, _) in message.items()}
     assert num_bytes(entries) == sum(size for _, size in message.values())
     assert num_bytes({}) == 0
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-collect(Model(), weight=-1) -> ValueError: `weight` must be at least 0; got -1
-collect(Model(), weight=torch.nan) -> ValueError: `weight` must be finite; got nan
-collect(Model(), weight=torch.tensor(4.0)) -> TypeError: `weight` must be a number; got a float32
-collect(Model(), weight=1e-60) -> ValueError: `weight` must be 0 or within the range of float32; got
-collect(Model(), weight=1e60) -> ValueError: `weight` must be 0 or within the range of float32; got
-with_rows({'key': torch.ones(3)}) -> ValueError: `rows` must name collected parameters
-with_rows({3: torch.ones(3)}) -> TypeError: `rows` must have strings as names; got 3
-with_rows({'keys': torch.ones(3).to(torch.complex64)}) -> TypeError: `rows['keys']` must be a tensor
-with_rows({'keys': tensor(3 * [1e-60], dtype=torch.double)}) -> ValueError: must be 0 or within th
-with_rows({'keys': torch.ones(2)}) -> ValueError: `rows['keys']` must have the shape of the
-with_rows({'keys': torch.tensor([1.0, -2.0, 0.0])}) -> ValueError: `rows['keys']` must be finite and
-snapshot(Model(), only=['keys', 'prompts']) -> ValueError: `only` must each match a name or a dotted
-snapshot(Model(), only=['hea']) -> ValueError: `only` must each match a name or a dotted prefix of
-collect(Model(), weight=1, only=[]) -> ValueError: `only` must each match a name or a dotted prefix
-snapshot(Model(), only=[3]) -> TypeError: `only[0]` must be a string; got 3
-snapshot(Model(), only='keys') -> TypeError: `only` must be an iterable of names or prefixes, such
-snapshot(Model(), buffers=1) -> TypeError: `buffers` must be True or False; got 1 (int)
-snapshot(nn.ReLU()) -> ValueError: `module` must have parameters; got ReLU
-collect(nn.BatchNorm1d(2), weight=1, buffers=True, only=['num_batches_tracked']) \
--> ValueError: `only` must name floating-point numbers; got integers alone
-""")
-
-
-def with_rows(rows, **options):
-    return collect(Model(), weight=1, rows=rows, **options)
-
-
-def test_a_subnormal_number_is_a_weight():
-    assert collect(Model(), weight=1e-40)["keys"].weight > 0
-
-
-@pytest.mark.bad_input
-def test_nan_can_be_sent_only_in_rows_of_weight_zero():
-    model = Model()
-    with torch.no_grad():
-        model.keys[1] = torch.nan
-    rule = r"`payload\['keys'\]\.value` must be finite wherever .* in rows"
-    with pytest.raises(ValueError, match=rf"{rule} \[0\]"):
-        collect(model, weight=1)
-    with pytest.raises(ValueError, match=rf"{rule} \[1\]"):
-        collect(model, weight=1, rows={"keys": torch.ones(3)})
-    payload = collect(model, weight=1, rows={"keys": torch.tensor([1.0, 0.0, 1.0])})
-    assert payload["keys"].value[1].isnan().all()

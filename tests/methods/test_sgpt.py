@@ -18,8 +18,10 @@ SGD = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 SHARED, GROUPS = ("shared", "head"), ("groups", "selector", "head")
 PAPER = {"shared_layers": (0, 1, 2), "group_layers": (3, 4, 5), "averaged": True, "replace": True}
 VARIANTS = {
-    "defaults": {},
-    "paper": PAPER,
+    "defaults, which have the paper's layers and readout": PAPER,
+    "halves, old prompts kept, class token": {"shared_layers": (0, 1, 2), "group_layers": (3, 4, 5)}
+    | {"averaged": False, "replace": False},
+    "counts fixed within a round": PAPER | {"live": False},
     "features, two momenta": PAPER
     | {"query_depth": 5, "num_groups": 4, "key_decay": 0.2, "decay": 0.9},
     "Eq. 5 inserts, authors' readout, inverse": PAPER
@@ -59,7 +61,8 @@ def federation(**changes):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_two_rounds_are_those_of_the_reference(name, float64):
     made, values = federation(), dict(VARIANTS[name])
-    run = last(sgpt, made, learning_rate=SGD["lr"], **values)
+    given = {} if name.startswith("defaults") else values
+    run = last(sgpt, made, learning_rate=SGD["lr"], **given)
     now, found = run.method.server.state["values"], run.of(0)
     usage = [0.0] * values.pop("num_groups", 5)
     values.setdefault("key_decay", values.get("decay", 0.5))
@@ -117,7 +120,7 @@ made(blocks=[("shared", "heads")]) -> ValueError: `blocks` must name parts among
 last(sgpt, federation(), selector=lambda q, k, usage: None) -> TypeError: `selector` must return a
 made(blocks=[("selector", "head")]) -> ValueError: and "selector" with "groups" only; got
 made(selector=fp.selection.select_balanced) -> TypeError: `selector` must take (query, keys
-last(sgpt, federation(), offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
+made(offset=0.0) -> ValueError: `offset` must be above 0; got 0.0.
 """)
 
 

@@ -34,6 +34,7 @@ class Model(NamedTuple):
     blocks: Sequence[Sequence[str]] = (("shared", "head"), ("groups", "selector", "head"))
     insert_nearest: bool = False
     offset: float = 5e-4
+    live: bool = True
 
 
 def cosine(one: Row, other: Row) -> float:
@@ -145,7 +146,7 @@ def trained(
             now, chosen, loss = values | leaves, None, 0.0
             if "groups" in block:
                 features, keys = query(model, images), now["selector.keys"]
-                before = [old + new for old, new in zip(usage, counts, strict=True)]
+                before = [old + model.live * new for old, new in zip(usage, counts, strict=True)]
                 rows = features.tolist(), keys.tolist()
                 chosen = choices(*rows, before, offset=model.offset)
                 for group in chosen:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import Trainable, own_copy
 from fedprompt.backbones._probe import Probe, without_traces
+from fedprompt.backbones.freezing import Trainable, own_copy
 from fedprompt.interfaces import Trunk
 from fedprompt.prompts.forward import pooled_features
 
@@ -35,7 +35,17 @@ class Context(NamedTuple):
 
     def first(self, patches: int) -> "Context":
         """Return the context of the first patches, without a mask."""
-        return Context(None if self.rotary is None else self.rotary[..., :patches, :], None)
+        return Context(None if self.rotary is None else _first(self.rotary, patches), None)
+
+
+_ROTARY = {"rope", "position_embeddings"}
+"""Arguments of blocks of timm and transformers."""
+
+
+def _first(rotary: Any, patches: int) -> Any:
+    if isinstance(rotary, Tensor):
+        return rotary[..., :patches, :]
+    return None if rotary is None else tuple(_first(table, patches) for table in rotary)
 
 
 class Sizes(NamedTuple):
@@ -50,8 +60,8 @@ class Sizes(NamedTuple):
     patch: tuple[int, int] | None
 
 
-_FEW = 4
-"""Number of patches in the pass of the probe that has gradients."""
+_FEW, _SOME = 4, 16
+"""Number of patches in the pass of the probe that has gradients, and most in the other passes."""
 
 ANY_SIZE = Sizes(None, (1, 1))
 
@@ -84,10 +94,10 @@ class FrozenTrunk(Trunk):
     def __deepcopy__(self, memo: dict[int, Any]) -> "FrozenTrunk":
         return own_copy(self, self.model, self.trainable, memo)
 
-    def train_parameters(self, chosen: Sequence[nn.Parameter]) -> None:
-        """Turn on the gradients of some parameters of the model, which are then `trainable`."""
+    def begin(self, chosen: Sequence[nn.Parameter], *, probe: bool) -> None:
+        """Turn on the gradients of some parameters, which are then `trainable`, and probe."""
         self.trainable = Trainable(self.model, chosen).requires_grad_()
-        self.probe.train(dict(self.trainable.named_parameters()))
+        self.probe.begin(dict(self.trainable.named_parameters()), enabled=probe)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Check the model and the images, and return their tokens and the context of the blocks.
@@ -169,26 +179,44 @@ class FrozenTrunk(Trunk):
         """Return the dtype of tokens and the width of features."""
         try:
             tokens = self.embedded(self._image())[0]
-            return tokens.dtype, self.pool(tokens[:, : self.prefix + 1]).shape[-1]
+            pooled = self.pool(tokens[:, : self.prefix + 1])
         except Exception as error:
             rule = "embed an image; weights outside of blocks must fit, not sharded or offloaded"
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise check.wrong("model", rule, got.rstrip(".")) from error
+        rule = "return one vector of features for an image; timm pools with global_pool='token'"
+        check.require(pooled.ndim == 2, "model", rule, f"features of shape {tuple(pooled.shape)}")
+        return tokens.dtype, pooled.shape[1]
 
     def as_a_whole(self) -> Any:
-        """Return the model's features of an image."""
-        return self.own_features(self._image())
+        """Return the model's outputs of an image, of which blocks get some patches."""
+
+        def first(block: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            tokens = given[0][:, : self.prefix + _SOME]
+            for name in _ROTARY.intersection(named):
+                patches = min(tokens.shape[1] - self.prefix, _SOME)
+                named = named | {name: _first(named[name], patches)}
+            return (tokens, *given[1:]), named
+
+        hooks = [
+            block.register_forward_pre_hook(first, with_kwargs=True, prepend=True)
+            for block in self.blocks
+        ]
+        try:
+            return self.own_features(self._image())
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def part_by_part(self, prompts: Sequence[Tensor]) -> Tensor:
-        """Return the model's outputs of an image, or of a few patches of it with prompts."""
+        """Return the model's outputs of some patches of an image, or of a few with prompts."""
         mask, self.mask = self.mask, None
         try:
             tokens, context = self.embed(self._image())
         finally:
             self.mask = mask
-        if prompts:
-            tokens = tokens[:, : self.prefix + _FEW]
-            context = context.first(tokens.shape[1] - self.prefix)
+        tokens = tokens[:, : self.prefix + (_FEW if prompts else _SOME)]
+        context = context.first(tokens.shape[1] - self.prefix)
         return self.outputs(pooled_features(self, tokens, context, prompts))
 
     def run(

@@ -8,14 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.backbones._models import chosen_parameters, inside, libraries
-from fedprompt.backbones._probe import restored_on_error
+from fedprompt.backbones._models import inside, libraries
+from fedprompt.backbones.freezing import frozen_except
 from fedprompt.backbones.images._frozen import FrozenTrunk, check_mask
 from fedprompt.backbones.images._open_clip import open_clip_maker
 from fedprompt.backbones.images._timm import timm_maker
 from fedprompt.backbones.images._torchvision import torchvision_maker
 from fedprompt.backbones.images._transformers import transformers_maker
-from fedprompt.freezing import freeze
 from fedprompt.interfaces import TrainableTrunk
 
 _MAKERS: dict[str, Callable[[Any], Callable[..., FrozenTrunk] | None]] = {
@@ -75,10 +74,11 @@ def vit_trunk(
 
     Embedding and pooling are the model's own code. This includes class and register tokens,
     distillation tokens, pre-norm, fc-norm, attention pooling, dynamic image sizes and rotary
-    positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`).
-    Its gradient checkpointing is respected. Images are cast to the dtype of the embedding. Hooks
-    and replaced methods of a block are respected. Those of the whole model are not called, and are
-    an error if they change the features.
+    positions. The model is put into eval mode and its gradients are turned off (:func:`freeze`),
+    except for a classifier of timm or torchvision: the features do not read it, so you can train
+    it as a head. The model's gradient checkpointing is respected. Images are cast to the dtype of
+    the embedding. Hooks and replaced methods of a block are respected. Those of the whole model are
+    not called, and are an error if they change the features.
 
     The trunk is a plain object and not a submodule. ``.to(device)`` of a client module does not
     move it, so move the model first. A deep copy of a client shares the trunk.
@@ -94,11 +94,13 @@ def vit_trunk(
         attention_mask: Mask (seq, seq) over class tokens, registers and patches, added to the
             attention scores of every block: 0 to attend, ``-inf`` to mask. Prompts attend to all
             tokens and all tokens attend to them.
-        trainable: Parameters or modules of `model` that are not frozen. If None, all are frozen.
-        probe: Whether to compare the trunk with `model` on one image, and to require gradients of
-            prompts at each layer and of `trainable`. It takes less than three forward passes, in
-            eval mode, and is repeated when hooks or methods of `model` are replaced. Weights that
-            are sharded, offloaded or on the meta device are probed at the first use.
+        trainable: Parameters or modules of `model` to train. If None, all that the features read
+            are frozen.
+        probe: Whether to compare the trunk with `model` on one image, of which blocks get at most
+            16 patches, and to require gradients of prompts at each layer and of `trainable`. It
+            takes less than three forward passes, in eval mode, and is repeated when hooks or
+            methods of `model` are replaced. Weights that are sharded, offloaded or on the meta
+            device are probed at the first use.
 
     Returns:
         A :class:`~fedprompt.interfaces.TrainableTrunk`.
@@ -106,14 +108,15 @@ def vit_trunk(
     Raises:
         TypeError: If prompts cannot be inserted into this kind of model. The text gives the
             reason.
-        ValueError: If only some parameters of `model` are trained, or adapters such as LoRA's
-            are and are not in `trainable`, because they would be frozen silently. If `trainable`
-            does not belong to `model`, is not read by the features, or is not in float32 or
-            float64. If the features of the trunk differ from those of `model`, or a layer has no
-            backward pass. If `attention_mask` is not
-            square or contains NaN. When used: if images are on another device or have channels or
-            a size that the model does not take, the mask does not fit the tokens of an image, or
-            the model is no longer frozen or in eval mode.
+        ValueError: If `model` returns no vector of features for an image, such as one of timm with
+            ``global_pool=""``. If only some parameters of `model` are trained, or adapters such as
+            LoRA's are and are not in `trainable`, because they would be frozen silently. If
+            `trainable` does not belong to `model`, is not read by the features, or is not in
+            float32 or float64. If the features of the trunk differ from those of `model`, or a
+            layer has no backward pass. If `attention_mask` is not square or contains NaN. When
+            used: if images are on another device or have channels or a size that the model does not
+            take, the mask does not fit the tokens of an image, or the model is no longer frozen or
+            in eval mode.
 
     Example:
         >>> from timm.models.vision_transformer import VisionTransformer
@@ -130,11 +133,9 @@ def vit_trunk(
         raise check.wrong_type("model", f"{rule} ({reason})", type(model).__name__)
     if attention_mask is not None:
         check_mask(attention_mask)
-    chosen = chosen_parameters(model, trainable)
-    with restored_on_error(model):
-        trunk = make(freeze(model), attention_mask)
-        trunk.train_parameters(chosen)
-        trunk.probe.begin(enabled=probe)
+    with frozen_except(model, trainable) as chosen:
+        trunk = make(model, attention_mask)
+        trunk.begin(chosen, probe=probe)
     return trunk
 
 

@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 import fedprompt._refusals as check
 from fedprompt.backbones._blocks import tokens_at
-from fedprompt.backbones._models import check_unadapted, inside, libraries
-from fedprompt.backbones._probe import Probe, restored_on_error
+from fedprompt.backbones._models import inside, libraries
+from fedprompt.backbones._probe import Probe
+from fedprompt.backbones.freezing import check_unadapted, freeze, restored_on_error
 from fedprompt.backbones.text import _layout
 from fedprompt.backbones.text._deep import Replacement, replacements
 from fedprompt.backbones.text._open_clip_text import OpenClipText
 from fedprompt.backbones.text._transformers_text import HuggingText, padded_ids
 from fedprompt.backbones.text._vocabulary import Vocabulary, padded
-from fedprompt.freezing import freeze
 from fedprompt.interfaces import ClassNames, PromptedText, PromptStream
 
 
@@ -103,10 +103,11 @@ class TextTower:
         parts, size = self._parts, self._parts.embedding.num_embeddings
         self._vocabulary = Vocabulary(tokenizer, context_length=self.context_length, size=size)
         _check_unadapted(clip_model, parts.images)
+        self.model = clip_model
         self.probe = Probe(self, "tower", "clip_model", parts.containers, parts.modules)
         with restored_on_error(clip_model):
-            self.model = freeze(clip_model)
-            self.probe.begin(enabled=probe)
+            freeze(clip_model)
+            self.probe.begin({}, enabled=probe)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
         return self

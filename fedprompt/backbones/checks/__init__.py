@@ -1,1 +1,0 @@
-"""Checks of backbones that you write or load."""
