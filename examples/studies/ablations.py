@@ -18,7 +18,7 @@ from build_samples import digits_clip
 from fedprompt import samples
 from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Trial
-from fedprompt.methods import VitSetting
+from fedprompt.methods import NetworkSetting, VitSetting
 from studies import digits
 from studies.core import (
     COLUMNS,
@@ -32,7 +32,6 @@ from studies.core import (
     guides,
     trial,
 )
-from studies.epochs import NetworkSetting
 from zoo import IMAGE_SIZE, TINY
 
 CLASSES = len(digits_clip.CLASS_NAMES)
@@ -82,7 +81,7 @@ def build(models: Sequence[str], augmented: bool) -> Any:
         return partial(VitSetting, trunks=[*map(digits.trunk, models)], num_features=width, **VIT)
     return partial(
         NetworkSetting,
-        makers=[TINY[name] for name in models or TINY],
+        networks=[TINY[name] for name in models or TINY],
         num_features=32,
         prepare=lambda images: 2 * images - 1,
         make_optimizer=torch.optim.SGD,

@@ -18,9 +18,8 @@ from fedprompt.compare.problems import Measured
 from fedprompt.compare.records import Record
 from fedprompt.compare.runs import Run
 from fedprompt.compare.trials import Trial
-from fedprompt.methods import METHODS, HeldOut, Setting, evaluate
+from fedprompt.methods import METHODS, Federation, HeldOut, Setting, evaluate
 from studies.controls import CONTROLS
-from studies.epochs import EpochFederation
 
 FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
@@ -180,7 +179,7 @@ def trial(
     same = {"clients": range(first), "num_classes": 10, "public": train.pixels[:0]}
     setting = build(**{**same, **fields})
     owned = dict(enumerate(map(torch.as_tensor, shards)))
-    federation = EpochFederation(train.pixels, train.labels, owned)
+    federation = Federation(train.pixels, train.labels, owned)
     if own is not None:
         kept = {client: part for client, part in enumerate(own) if len(part)}
         tests = HeldOut(test.pixels, test.labels, own=kept)

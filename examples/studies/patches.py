@@ -18,9 +18,9 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from fedprompt.compare.trials import Trial
+from fedprompt.methods import Setting
 from fedprompt.methods.fedotp import two_contexts
 from studies.core import Images, Machine, Row, content, divided, task, trial
-from studies.epochs import EpochSetting
 from studies.photos import DINO, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
@@ -105,8 +105,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     shots = {"classes_per_client": 2, "shots": int(partition.removeprefix("shots-"))}
     rng = np.random.default_rng(seed)
     shards = divided(images.at(train), "pathological", 10, rng, **shots)
-    budget = {"rounds": 10, "steps": 0, "epochs": 5, "cohort_size": 10, "batch_size": 32}
-    build = partial(EpochSetting, make_optimizer=torch.optim.Adam, **budget)
+    budget = {"rounds": 10, "epochs": 5, "cohort_size": 10, "batch_size": 32}
+    build = partial(Setting, make_optimizer=torch.optim.Adam, **budget)
     made = trial(build, images.at(train), images.at(test), shards, seed=seed)
     return made.shrunk(machine.shrink)
 

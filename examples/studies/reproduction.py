@@ -16,13 +16,12 @@ from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.images import prepared_trunk
 from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Chosen, CompareError, Trial
-from fedprompt.methods import ClipSetting
+from fedprompt.methods import ClipSetting, NetworkSetting
 from fedprompt.methods import Setting as Run
 from studies import estimate, papers, sets
 from studies.backbones import Make, backbone
 from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
 from studies.division import divide, fewer, only_used, split_shards
-from studies.epochs import EpochSetting, NetworkSetting
 from studies.networks import BorderSetting, Convolutional
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
@@ -40,12 +39,12 @@ def as_floats(values: Tensor) -> Chosen:
 
 
 @dataclass(kw_only=True)
-class PaperVits(EpochSetting, BorderSetting):
+class PaperVits(BorderSetting):
     """Vision transformers with prompts, and convolutional networks with a border of pixels."""
 
 
 @dataclass(kw_only=True)
-class PaperClip(EpochSetting, ClipSetting):
+class PaperClip(ClipSetting):
     """A CLIP with contexts.
 
     Attributes:
@@ -160,7 +159,6 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
     return {name: getattr(setting, name) for name in same} | {
         "clients": range(setting.num_clients),
         "num_classes": num_classes,
-        "steps": 0,
         "seed": seed,
         "public": torch.empty(0),
         "augment": flipped if setting.flip else None,
@@ -186,7 +184,7 @@ def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
 def _networks(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
     size = setting.image_size
     return NetworkSetting(
-        makers=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
+        networks=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
         num_features=setting.num_features or 0,
         prepare=Preparation(size, *of(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,

@@ -45,7 +45,7 @@ def seconds_of(one: Run) -> float:
     data = trial.federation.data(setting, client, 0)
     for steps in (1, 4):
         few: dict[str, Any] = {"rounds": 1, "steps": steps, "cohort_size": 1}
-        few |= {"epochs": None} if hasattr(setting, "epochs") else {}
+        few |= {"epochs": None, "drop_last": False}
         short = one.method(trial._replace(setting=replace(setting, **few)))
         began = time.monotonic()
         (now,) = fp.run_rounds(short, trial.federation, [[client]])

@@ -252,8 +252,7 @@ def uses(trial: Trial) -> dict[str, list[float]]:
     batches = setting.steps
     rounds = setting.rounds * share
     if batches is None:
-        epochs = float(getattr(setting, "epochs", None) or 1)
-        return {"uses": [rounds * epochs] * 2}
+        return {"uses": [rounds * (1.0 if setting.epochs is None else setting.epochs)] * 2}
     each = [min(setting.batch_size, size) / size for size in (sizes[0], sizes[-1])]
     return {"uses": [rounds * batches * share for share in each]}
 

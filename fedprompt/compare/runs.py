@@ -458,7 +458,8 @@ def rehearse(one: Run) -> float:
     """Let the first client train for a step, and predict two inputs; return the seconds."""
     trial = one.made()
     size = min(4, trial.setting.batch_size)
-    few: dict[str, Any] = {"rounds": 1, "steps": 1, "cohort_size": 1, "batch_size": size}
+    few: dict[str, Any] = {"rounds": 1, "steps": 1, "epochs": None, "cohort_size": 1}
+    few |= {"batch_size": size, "drop_last": False}
     setting = replace(trial.setting, **few)
     client = trial.tested[0]
     began = time.monotonic()
