@@ -16,6 +16,7 @@ from torch import Tensor
 from fedprompt._files import locked
 from fedprompt.backbones.preparation import Preparation
 from fedprompt.compare import stamps
+from fedprompt.compare.trials import CompareError
 from fedprompt.data import Folder
 from fedprompt.data.opening import opened
 from fedprompt.interfaces import TrainableTrunk
@@ -58,7 +59,7 @@ def decoded(
         Levels, and the folder without the images that were left out.
 
     Raises:
-        ValueError: If an image cannot be read.
+        CompareError: If an image cannot be read.
     """
     made = stamps.digest("images", content, asdict(preparation), len(folder))
     cache.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,7 @@ def decoded(
         lost = folder.at(np.setdiff1d(np.arange(len(folder)), places)).paths
         if not skip:
             few = f"{len(lost)} of {len(folder)} images"
-            raise ValueError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
+            raise CompareError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
         skipped = {**folder.skipped, UNREADABLE: tuple(lost)}
         folder = replace(folder.at(places), skipped=skipped)
     return torch.from_numpy(levels), folder
@@ -116,7 +117,7 @@ def _write(
                     file.write(levels.contiguous().numpy().data)
                     places.append(place)
             if not places:
-                raise ValueError(f"None of {len(files)} images can be read for {cache}.")
+                raise CompareError(f"None of {len(files)} images can be read for {cache}.")
             start = file.tell()
             np.save(file, np.array(places, dtype=np.int64))
             file.write(start.to_bytes(8, "little"))

@@ -114,13 +114,15 @@ def _rounds(
         passes["all"] += counts.total()
         if now is None:
             assert before is not None  # a setting has at least one round
-            return before, sent + _sent(ledger), passes, listed
+            sent.update(_sent(ledger))
+            return before, sent, passes, listed
         if figures is not None and ranks.rank() == 0:
             listed.append(dict(figures(trial, method, now)))
         progress(1 / trial.setting.rounds)
         if checkpoint is not None and group is None and time.monotonic() > saved + PAUSE:
-            state = {"now": now, "sent": dict(sent + _sent(ledger)), "passes": dict(passes)}
-            state |= {"figures": listed}
+            total = sent.copy()
+            total.update(_sent(ledger))
+            state = {"now": now, "sent": dict(total), "passes": dict(passes), "figures": listed}
             fp.save_checkpoint(state, checkpoint)
             saved = time.monotonic()
 
@@ -130,8 +132,8 @@ def forget(checkpoint: Path) -> None:
     rmtree(checkpoint, ignore_errors=True)
 
 
-def _sent(ledger: fp.Ledger) -> Counter[str]:
-    return Counter({name: ledger.total(direction=name) for name in ("up", "down")})
+def _sent(ledger: fp.Ledger) -> dict[str, int]:
+    return {name: ledger.total(direction=name) for name in ("up", "down")}
 
 
 def _with_passes(method: Method, passes: Counter[str]) -> Method:

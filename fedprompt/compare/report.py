@@ -107,10 +107,10 @@ class Results:
         Raises:
             ValueError: If there is no such run, or its results were not written to a folder.
         """
-        from fedprompt.compare import classifier
-
         if self.folder is None:
             raise CompareError("`out` must be a folder, which has the classifiers.")
+        from fedprompt.compare import classifier
+
         for record in self.found:
             if (record["row"], record["seed"]) == (row, seed):
                 places = [runs.place_of(record, each) for each in (client, None)]
