@@ -91,7 +91,7 @@ def fingerprint(
     parts = {
         "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, backbone),
-        "settings": _settings(model),
+        "settings": settings_of(model),
         "activation": ", ".join(sorted(activations)),
         "dtype": ", ".join(sorted(dtypes)),
     }
@@ -116,12 +116,15 @@ def _weights(model: Any, backbone: object) -> str:
     for name, tensor in sorted(named.items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            if hasattr(tensor, "placements"):  # a shard of a DTensor
+                tensor = tensor.full_tensor()
             plain = (tensor.dequantize() if tensor.is_quantized else tensor).detach().cpu()
             total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
-def _settings(model: Any) -> str:
+def settings_of(model: Any) -> str:
+    """Hash the plain settings of a model, without its weights."""
     unused = classifier(model)
     settings = [
         (name, key, _rounded(value))

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from fedprompt.data._wording import named
 
@@ -33,7 +33,7 @@ for plugin in PLUGINS:
     import_module(f"PIL.{plugin}ImagePlugin")
 
 # Blocks of 16 MB, as Pillow allocates them, stay with the thread that freed them.
-Image.core.set_block_size(2**26)
+Image.core.set_block_size(2**26)  # type: ignore[attr-defined]
 _open = 0
 _changed = Condition()
 
@@ -58,7 +58,7 @@ def opened(
     *,
     bits: int | None = None,
     max_pixels: int = MAX_PIXELS,
-    then: Callable[[Image.Image], T] = lambda image: image,  # type: ignore[assignment]
+    then: Callable[[Image.Image], T] = lambda image: image,  # type: ignore[assignment, return-value]
 ) -> T:
     """Open an image in RGB with 8 bits, upright as its EXIF orientation says.
 
@@ -91,7 +91,7 @@ def opened(
         raise OSError(f"{named(path)} cannot be read as an image: {text}.") from error
 
 
-def _image(file: BinaryIO, max_pixels: int) -> Image.Image:
+def _image(file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
     """Read the head of an image.
 
     Raises:
@@ -111,12 +111,13 @@ def _image(file: BinaryIO, max_pixels: int) -> Image.Image:
     raise ValueError(f"its content must be {', '.join(map(str.upper, PLUGINS))}; got another one")
 
 
-def _upright(image: Image.Image, bits: int | None) -> Image.Image:
+def _upright(file: ImageFile.ImageFile, bits: int | None) -> Image.Image:
     """Decode an image, turn it, and convert it to RGB, without a copy that is not needed."""
-    halved = ";16" in str(image.tile) and not image.mode.startswith("I")
+    halved = ";16" in str(file.tile) and not file.mode.startswith("I")
+    image: Image.Image = file
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F" or image.mode.startswith("I"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), bits))
+        image = Image.fromarray(eight_bits(np.asarray(image), bits))
     elif image.mode == "P":  # its transparency may be bytes, which RGB does not take
         image = image.convert("RGBA")
     found = image if image.mode == "RGB" else image.convert("RGB")
@@ -125,7 +126,7 @@ def _upright(image: Image.Image, bits: int | None) -> Image.Image:
     return found
 
 
-def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
+def eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
     """Scale gray levels to 8 bits.
 
     Raises:

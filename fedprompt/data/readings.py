@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,8 @@ def examine(
     words: bool = False,
     shots: int | None = None,
     leave_one_out: bool = False,
-    bar: Bar = iter,  # type: ignore[assignment]
+    max_pixels: int = 180_000_000,
+    bar: Bar = iter,
 ) -> Reading:
     """Read all files of a folder once, and doubt it where names or contents make a table wrong.
 
@@ -73,6 +75,7 @@ def examine(
         words: Whether class names are read by a text tower.
         shots: Number of training images of each class that will be drawn.
         leave_one_out: Whether each domain in turn has the tests.
+        max_pixels: Largest number of pixels of an image; larger ones cannot be read.
         bar: Function that wraps the files in a progress bar.
 
     Returns:
@@ -100,11 +103,12 @@ def examine(
     for name, flag in (("words", words), ("leave_one_out", leave_one_out)):
         check.flag(name, flag)
     check.optional(check.count, "shots", shots)
+    check.count("max_pixels", max_pixels)
     folders = [each for each in (folder, test) if each is not None]
     classes = [folder.at(folder.labels == k).paths for k in range(len(folder.class_names))]
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(_digest, bar([path for each in folders for path in each.paths])))
-        errors = list(pool.map(_unreadable, classes))
+        errors = list(pool.map(partial(_unreadable, max_pixels), classes))
     hashed, rest = hashlib.sha256(), iter(files)
     for each in folders:
         for path, digest in zip(each.paths, rest, strict=False):
@@ -124,14 +128,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _unreadable(paths: Iterable[Path]) -> str:
+def _unreadable(max_pixels: int, paths: Iterable[Path]) -> str:
     """Return the error of the first image of a class of which no image can be read."""
     from fedprompt.data.opening import opened  # Pillow is not imported with the library
 
     errors = []
     for path in paths:
         try:
-            opened(path, then=lambda image: None)
+            opened(path, then=lambda image: None, max_pixels=max_pixels)
         except OSError as error:
             errors.append(str(error).rstrip("."))
         else:

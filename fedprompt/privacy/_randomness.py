@@ -32,7 +32,11 @@ def coins(count: int, *, rate: float, generator: torch.Generator | None) -> Int[
     """Return the indices of the heads among `count` independent coins."""
     heads = []
     for start in range(0, count, CHUNK):
-        numbers = _uniform(min(CHUNK, count - start), generator=generator)
+        size = min(CHUNK, count - start)
+        if generator is None:
+            numbers = _random_bits(size, 53).double().mul_(2.0**-53)  # exact in float64: never 1.0
+        else:
+            numbers = torch.rand(size, generator=generator, dtype=torch.float64, device="cpu")
         heads.append((numbers < rate).nonzero()[:, 0] + start)
     return torch.cat(heads)
 
@@ -83,13 +87,6 @@ def normal(shape: Sequence[int], *, generator: torch.Generator | None) -> Float[
         chunk[:pairs] = angle.cos().mul_(radius)
         chunk[pairs:] = angle.sin_().mul_(radius)[: len(chunk) - pairs]
     return deviates.reshape(shape)
-
-
-def _uniform(count: int, *, generator: torch.Generator | None) -> Float[Tensor, " count"]:
-    """Draw independent numbers in [0, 1) of 53 random bits, on the CPU."""
-    if generator is not None:
-        return torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
-    return _random_bits(count, 53).double().mul_(2.0**-53)  # exact in float64: never 1.0
 
 
 def _random_bits(count: int, width: int) -> Int[Tensor, " count"]:

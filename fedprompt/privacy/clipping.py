@@ -61,7 +61,10 @@ def clip_norm(
         else widened(nouns.value_of("center", center, name, entry))
         for name, entry in payload.items()
     }
-    rows = {name: _half_change(entry, origin[name]) for name, entry in payload.items()}
+    rows = {}
+    for name, entry in payload.items():  # half of the change, because it may overflow float64
+        half = widened(entry.value) / 2 - origin[name] / 2
+        rows[name] = Weighted(half, entry.weight.to(half.device)).known.reshape(1, -1)
     scale, factor = clip_factors(list(rows.values()), max_norm=max_norm / 2)
     too_long = bool(factor != scale)
     clipped = {}
@@ -191,7 +194,8 @@ def clip_factors(
     for row in rows:
         if row.shape[1]:
             peak = torch.maximum(peak, row.detach().abs().amax(1).to(peak))
-    scale = _power_of_two(peak)
+    exponents = peak.view(torch.int64) & (0x7FF << 52)
+    scale = exponents.view(torch.float64).clamp(min=torch.finfo(torch.float64).tiny)
     parts = [torch.linalg.vector_norm(scaled_down(row.detach(), scale), dim=1) for row in rows]
     norm = torch.stack([part.to(peak.device) for part in parts]).norm(dim=0)
     margin = 1 - 2**-40  # covers the rounding errors of the norm
@@ -201,21 +205,6 @@ def clip_factors(
 def scaled_down(row: Float[Tensor, "batch _"], scale: Float[Tensor, " batch"]) -> Tensor:
     """Divide each vector by its scale, in float64."""
     return row / scale[:, None]  # the division promotes, so `row` is never copied in float64
-
-
-def _power_of_two(number: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Round down to a power of two by clearing the mantissa. The result is a normal number."""
-    exponent = number.view(torch.int64) & (0x7FF << 52)
-    return exponent.view(torch.float64).clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _half_change(entry: Weighted, origin: Tensor) -> Tensor:
-    """Return (value - origin) / 2 in the known rows, as one row.
-
-    The difference itself may overflow float64.
-    """
-    half = widened(entry.value) / 2 - origin / 2
-    return Weighted(half, entry.weight.to(half.device)).known.reshape(1, -1)
 
 
 def _rounded(origin: Tensor, change: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import fedprompt._refusals as check
 from fedprompt._threads import reading
-from fedprompt.privacy._copies import Copies, twin_of
+from fedprompt.privacy._copies import twin_of
 from fedprompt.privacy._randomness import check_source, coins, deviation, with_noise
 from fedprompt.privacy.clipping import clip_factors, scaled_down
 
@@ -113,7 +113,16 @@ def per_sample(model: nn.Module, batch_size: int) -> nn.Module:
     check.gradients_are_recorded("per_sample")
     check.module("model", model)
     with reading(model):
-        return twin_of(model, _copied(model, batch_size), {})
+        trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        check.some("model", trainable, "have a parameter with requires_grad")
+        rule = "be made outside torch.inference_mode"
+        fits = not any(parameter.is_inference() for parameter in trainable)
+        check.require(fits, "model", rule, "parameters without a gradient")
+        mixing = [name for name, module in model.named_modules() if _sees_the_batch(module)]
+        rule = "keep samples apart: normalize by running statistics, in eval mode"
+        check.require(not mixing, "model", rule, f"others in {mixing}")
+        copies = {p: nn.Parameter(p.detach().expand(batch_size, *p.shape)) for p in trainable}
+        return twin_of(model, copies, {})
 
 
 def clipped_sum(
@@ -217,19 +226,6 @@ def noisy_mean(
         means[name] = with_noise(tensor, sigma=sigma, generator=generator) / expected_batch_size
         check.finite(f"total[{name!r}] with its noise", means[name])
     return means
-
-
-def _copied(model: nn.Module, batch_size: int) -> Copies:
-    """Make the copies of each trainable parameter. Refuse a model that mixes samples."""
-    trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
-    check.some("model", trainable, "have a parameter with requires_grad")
-    rule = "be made outside torch.inference_mode"
-    fits = not any(parameter.is_inference() for parameter in trainable)
-    check.require(fits, "model", rule, "parameters without a gradient")
-    if mixing := [name for name, module in model.named_modules() if _sees_the_batch(module)]:
-        rule = "keep samples apart: normalize by running statistics, in eval mode"
-        raise check.wrong("model", rule, f"others in {mixing}")
-    return {p: nn.Parameter(p.detach().expand(batch_size, *p.shape)) for p in trainable}
 
 
 def _sees_the_batch(module: nn.Module) -> bool:

@@ -188,6 +188,12 @@ def test_a_planted_fault_is_doubted_with_an_example_and_a_remedy(fault, tmp_path
     reading.check(allow={doubt, "two-classes"})
 
 
+def test_a_class_of_images_that_are_all_too_large_is_doubted(tmp_path):
+    folder = read_folder(made(tmp_path, "cat", "dog"))
+    assert names(examine(folder, max_pixels=16)) == []
+    assert names(examine(folder, max_pixels=15)) == ["unreadable-class"]
+
+
 def test_doubts_of_names_are_printed_with_the_folder(tmp_path):
     folder = read_folder(made(tmp_path, "images", "Images"))
     assert "\n  doubt similar-names: names differ only in case, " in str(folder)
@@ -273,6 +279,7 @@ examine(own(), test=3) -> TypeError: `test` must be a folder of read_folder; got
 examine(own(), words=1) -> TypeError: `words` must be True or False; got 1 (int)
 examine(own(), leave_one_out=1) -> TypeError: `leave_one_out` must be True or False; got 1 (int)
 examine(own(), shots=0) -> ValueError: `shots` must be at least 1; got 0
+examine(own(), max_pixels=0) -> ValueError: `max_pixels` must be at least 1; got 0
 data.Reading((), (), "").check(["x"]) -> ValueError: `allow` must have names of doubts: train-and-
 """
 

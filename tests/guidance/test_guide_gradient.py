@@ -57,7 +57,7 @@ CASES = [
 def test_gradient_equals_double_backward_for_every_model_and_loss(body, method, features, loss):
     make, _ = BODIES[body]
     model = Guided(make(), features=features)
-    guides = draw_guides(WIDTH if features else CLASSES)
+    guides = draw_guides(WIDTH if features else CLASSES).requires_grad_()
     expected = expected_gradient(body, features, loss)
     torch.manual_seed(11)
     options = {"learning_rate": 0.1, "guide_weight": 0.7, "loss": LOSSES[loss], "method": method}
@@ -67,6 +67,8 @@ def test_gradient_equals_double_backward_for_every_model_and_loss(body, method, 
         value, weight = guide_gradient(model, guides, STUDY, QUIZ, **options)
     assert_near_in_norm(value, expected)
     assert weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert guides.grad is None
+    assert not value.requires_grad
 
 
 def clipped(parameters, gradients, *, learning_rate):
@@ -97,29 +99,6 @@ def test_gradient_through_every_differentiable_step(update, features):
     )
 
 
-class Pooled(nn.Module):
-    """Model whose features are pooled or projected to a common width."""
-
-    def __init__(self, *, projected):
-        super().__init__()
-        self.body = mlp()
-        self.adapt = nn.Linear(WIDTH, 8).double() if projected else nn.AdaptiveAvgPool1d(8)
-        self.head = nn.Linear(8, CLASSES).double()
-
-    def forward(self, images):
-        features = self.adapt(self.body(images))
-        return features, self.head(features)
-
-
-@pytest.mark.parametrize("projected", [False, True])
-def test_gradient_of_pooled_and_projected_features(projected):
-    model, guides = Pooled(projected=projected), draw_guides(8)
-    assert_near_in_norm(
-        guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1).value,
-        fedl2g.double_backward(model, guides, STUDY, QUIZ, fedl2g.descend(0.1)),
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
 def test_labels_of_every_integer_dtype_are_indices(dtype):
     model, guides, (images, labels) = Guided(mlp(), features=False), draw_guides(CLASSES), STUDY[0]
@@ -135,20 +114,6 @@ def test_labels_of_every_integer_dtype_are_indices(dtype):
     assert torch.equal(actual.weight, expected.weight)
 
 
-def test_guides_that_require_gradients_receive_none():
-    guides = draw_guides(CLASSES).requires_grad_()
-    entry = guide_gradient(Guided(mlp(), features=False), guides, STUDY, QUIZ, learning_rate=0.1)
-    assert guides.grad is None
-    assert not entry.value.requires_grad
-
-
-def test_a_loss_that_ignores_the_guides_gives_them_no_gradient():
-    model = Guided(mlp(), features=False)
-    options = {"learning_rate": 0.1, "loss": lambda guided, rows: guided.square().mean()}
-    entry = guide_gradient(model, draw_guides(CLASSES), STUDY, QUIZ, **options)
-    assert not entry.value.any()
-
-
 class Outside(nn.Module):
     """Model with logits from a tensor that is not one of its parameters."""
 
@@ -160,10 +125,14 @@ class Outside(nn.Module):
         return self.body(images), self.outside[0].expand(len(images), -1)
 
 
-def test_guides_have_no_gradient_if_no_parameter_affects_the_quiz():
-    entry = guide_gradient(Outside(), draw_guides(WIDTH), STUDY, QUIZ, learning_rate=0.1)
-    assert not entry.value.any()
-    assert entry.weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+def test_guides_without_an_effect_have_no_gradient():
+    """No parameter affects the quiz, or the loss ignores the guides."""
+    own = {"loss": lambda guided, rows: guided.square().mean()}
+    models = (Outside(), {}), (Guided(mlp(), features=True), own)
+    for model, options in models:
+        entry = guide_gradient(model, draw_guides(WIDTH), STUDY, QUIZ, learning_rate=0.1, **options)
+        assert not entry.value.any()
+        assert entry.weight.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 from fedprompt.guidance import double_backward, forward_mode, guide_gradient
 from guided import CLASSES, QUIZ, STUDY, WIDTH, Guided, assert_near_in_norm, draw_guides, mlp, vit
 from references import fedl2g
-from same import assert_identical
 
 
 def test_the_attention_fast_path_is_off_only_during_the_call():
@@ -81,17 +80,3 @@ def test_an_error_in_the_model_leaves_model_and_streams_unchanged():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.backends.mha.get_fastpath_enabled()
-
-
-def test_an_update_gets_the_parameter_names_of_the_model():
-    model, names = Guided(mlp(), features=False), []
-
-    def update(parameters, gradients, *, learning_rate):
-        names.append((list(parameters), list(gradients)))
-        return {name: value - learning_rate * gradients[name] for name, value in parameters.items()}
-
-    guides = draw_guides(CLASSES)
-    entry = guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1, update=update)
-    own = [name for name, _ in model.named_parameters()]
-    assert names == [(own, own)]
-    assert_identical(entry, guide_gradient(model, guides, STUDY, QUIZ, learning_rate=0.1))

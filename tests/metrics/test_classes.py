@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedprompt import metrics
-from fedprompt.data import base_new_split
 from fedprompt.metrics import (
     balanced_accuracy,
     class_accuracy,
@@ -20,7 +19,7 @@ from fedprompt.metrics import (
     harmonic_mean,
     macro_f1,
 )
-from refusals import refused
+from refusals import number, refused, refused_and_taken
 
 # Harmonic mean.
 
@@ -36,11 +35,7 @@ def test_the_harmonic_mean_of_cocoop() -> None:
     """Averages over 11 data sets in Table 1 of the paper: base, new and their harmonic mean."""
     for base, new, both in ((69.34, 74.22, 71.70), (82.69, 63.22, 71.66), (80.47, 71.69, 75.83)):
         assert round(harmonic_mean(base, new), 2) == both
-
-
-def test_an_accuracy_of_0_gives_0() -> None:
-    assert harmonic_mean(0.9, 0.0, 0.8) == 0.0
-    assert harmonic_mean(0) == 0.0
+    assert harmonic_mean(0.9, 0.0, 0.8) == harmonic_mean(0) == 0.0
 
 
 # Accuracy of each class.
@@ -75,16 +70,6 @@ def test_every_sample_is_counted_in_its_class(seed, batch_size) -> None:
         accuracy, torch.tensor(expected[0], dtype=torch.float64), rtol=0, atol=1e-15
     )
     assert total.tolist() == expected[1]
-
-
-def test_base_and_new_accuracy_follow_from_one_entry() -> None:
-    logits, labels = drawn(3, 40, 5)
-    accuracy, total = class_accuracy(lambda batch: batch, [(logits, labels)], num_classes=5)
-    hit = logits.argmax(1) == labels
-    for half in base_new_split(5):
-        expected = hit[torch.isin(labels, torch.from_numpy(half))].double().mean()
-        own = accuracy[half] @ total[half] / total[half].sum()
-        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
 
 
 def test_a_sample_with_nan_logits_is_an_error() -> None:
@@ -128,21 +113,6 @@ def test_means_over_classes_against_scikit_learn(seed, samples, num_classes) -> 
     assert macro_f1(table) == pytest.approx(f1, abs=1e-12)
 
 
-def test_means_over_classes_by_hand() -> None:
-    # Rows are predictions. Recalls 3/4, 1/2 and 0/2; F1 2*3/(4+4), 2*1/(2+4), 0; class 3 is absent.
-    table = torch.tensor([[3, 1, 0, 0], [1, 1, 2, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
-    assert balanced_accuracy(table) == pytest.approx((3 / 4 + 1 / 2 + 0) / 3, abs=1e-12)
-    assert macro_f1(table) == pytest.approx((6 / 8 + 2 / 6 + 0) / 3, abs=1e-12)
-    assert balanced_accuracy(table.T) != pytest.approx(balanced_accuracy(table), abs=1e-3)
-
-
-def test_the_balanced_accuracy_is_the_plain_mean_of_class_accuracies() -> None:
-    table, _, labels = tables(11, 60, 5)
-    logits, _ = drawn(11, 60, 5)
-    accuracy, total = class_accuracy(lambda batch: batch, [(logits, labels)], num_classes=5)
-    assert balanced_accuracy(table) == pytest.approx(accuracy[total > 0].mean().item(), abs=1e-12)
-
-
 def test_the_success_of_an_attack_counts_the_samples_of_other_classes() -> None:
     table, predicted, labels = tables(12, 60, 5)
     for target in range(5):
@@ -178,44 +148,43 @@ def test_the_constant_is_the_most_frequent_training_class() -> None:
 
 
 PAIR = (torch.eye(2), torch.tensor([0, 1]))
-FAR = (torch.eye(2), torch.tensor([0, 2]))
-LABEL = torch.tensor([0])
 LABELS = torch.tensor([0, 1])
-
-
-def measured(*batches, predict=lambda batch: batch, num_classes=2):
-    return class_accuracy(predict, batches, num_classes=num_classes)
-
-
-test_wrong_calls_are_refused_by_name = refused(globals())("""
+TABLE = torch.tensor([[3, 1], [0, 2]])
+WRONG_TABLES = [
+    *(torch.ones(2, 3), torch.ones(3), torch.zeros(2, 2), torch.zeros(0, 0), -torch.eye(2), [[1]]),
+    *(torch.eye(2).bool(), torch.eye(2).to_sparse(), torch.eye(2) / 0),
+]
+TABLES = WRONG_TABLES, [TABLE, TABLE.double(), torch.ones(1, 1), torch.tensor([[0, 0], [0, 1]])]
+WRONG_LABELS = [LABELS - 1, LABELS.double(), LABELS.bool(), LABELS[None], [0, 1]]
+BATCHES = [3, [torch.eye(2)], [PAIR, (torch.eye(2), LABELS + 1)], [(torch.eye(2), torch.zeros(2))]]
+SAID = [None, lambda batch: batch.argmax(1)]
+COUNTS = [-torch.eye(2), torch.eye(2) / 0, torch.eye(2).bool(), [[1]]]
+test_a_wrong_argument_is_refused_by_its_name_and_its_edge_is_taken = refused_and_taken([
+    (class_accuracy, {"predict": lambda batch: batch, "batches": [PAIR], "num_classes": 2}, {
+        "predict": (SAID, [lambda batch: batch.half()]), "num_classes": (number(1)[0], [2]),
+        "batches": (BATCHES, [[], [PAIR, PAIR]])}),
+    (contingency_table, {
+        "indices": LABELS, "labels": LABELS, "num_groups": 2, "num_classes": 2}, {
+        "indices": ([*WRONG_LABELS, LABELS + 1], [LABELS, 0 * LABELS]), "num_groups": ([0], [2, 9]),
+        "labels": ([*WRONG_LABELS, LABELS + 1, LABELS[:1]], [0 * LABELS + 1]),
+        "num_classes": ([0], [2, 9])}),
+    (balanced_accuracy, {}, {"table": TABLES}),
+    (macro_f1, {}, {"table": TABLES}),
+    (metrics.attack_success, {"table": TABLE, "target": 1}, {
+        "table": ([*WRONG_TABLES, torch.tensor([[0, 0], [0, 3]])], [TABLE, torch.eye(2)]),
+        "target": number(0, 1)}),
+    (metrics.balanced_weights, {"weights": torch.eye(2), "labels": LABELS}, {
+        "weights": (COUNTS, [torch.eye(2), torch.zeros(2, 2)]),
+        "labels": ([*WRONG_LABELS, LABELS[:1]], [LABELS, 9 * LABELS])}),
+    (metrics.most_frequent_class, {"counts": torch.eye(2), "labels": LABELS}, {
+        "counts": (COUNTS, [torch.eye(2), torch.zeros(2, 2)]),
+        "labels": ([*WRONG_LABELS, LABELS + 1], [LABELS, LABELS[:1]])}),
+])  # fmt: skip
+test_places_of_wrong_numbers_are_named = refused(globals())("""
 harmonic_mean() -> ValueError: `accuracies` must contain at least one number; got none.
 harmonic_mean(0.5, -0.1) -> ValueError: `accuracies[1]` must be at least 0; got -0.1.
-harmonic_mean(torch.nan) -> ValueError: `accuracies[0]` must be finite; got nan.
-harmonic_mean([0.5, 0.6]) -> TypeError: `accuracies[0]` must be a number; got a list of length 2.
-measured(PAIR, predict=lambda batch: batch.argmax(1)) -> TypeError: `predict` must return
-measured(PAIR, predict=None) -> TypeError: `predict` must be a function; got None (NoneType).
+harmonic_mean(nan) -> ValueError: `accuracies[0]` must be finite; got nan.
 class_accuracy(len, 3, num_classes=2) -> TypeError: `batches` must be
-measured(PAIR, num_classes=3) -> ValueError: `predict(inputs)` must have shape (2, 3); got (2, 2)
-measured(PAIR, FAR) -> ValueError: `batches[1][1]` must lie in [0, 2); got values from 0 to 2.
-measured((torch.eye(2), torch.zeros(2))) -> TypeError: `batches[0][1]`
-measured(torch.eye(2)) -> TypeError: `batches[0]` must be a pair
-measured(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0.
-contingency_table(LABEL, LABEL, 0, 1) -> ValueError: `num_groups` must be at least 1; got 0.
-contingency_table(LABEL, LABEL, 1, 0) -> ValueError: `num_classes` must be at least 1; got 0.
-balanced_accuracy(torch.ones(2, 3)) -> ValueError: `table` must have a row and a column for each
-macro_f1(torch.ones(3)) -> ValueError: `table` must have shape (predicted, classes) without an
-balanced_accuracy(torch.zeros(2, 2)) -> ValueError: `table` must count at least one sample; got none
-macro_f1(torch.zeros(0, 0)) -> ValueError: `table` must have shape (predicted, classes) without an
-balanced_accuracy(-torch.eye(2)) -> ValueError: `table` must be finite and at least 0; got -1.0.
-balanced_accuracy(torch.eye(2).bool()) -> TypeError: `table` must be a tensor of real numbers
-macro_f1(torch.eye(2).to_sparse()) -> TypeError: `table` must be a dense tensor
-metrics.attack_success(torch.eye(2), target=2) -> ValueError: `target` must lie in [0, 2); got 2.
-metrics.attack_success(torch.eye(2), target=-1) -> ValueError: `target` must be at least 0; got -1.
-metrics.attack_success(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), target=0) -> ValueError: `table` must
-metrics.balanced_weights(-torch.eye(2), LABELS) -> ValueError: `weights` must be finite and at least
-metrics.balanced_weights(torch.eye(2), LABEL) -> ValueError: `labels` must have one entry for each
-metrics.balanced_weights(torch.eye(2), LABELS - 1) -> ValueError: `labels` must lie in [0,
-metrics.most_frequent_class(-torch.eye(2), LABELS) -> ValueError: `counts` must be finite and at
-metrics.most_frequent_class(torch.eye(1), LABELS) -> ValueError: `labels` must lie in [0, 1); got
-macro_f1([[1]]) -> TypeError: `table` must be a tensor of real numbers (predicted, classes); got a
+class_accuracy(lambda _: ones(2, 3), [PAIR], num_classes=2) -> ValueError: `predict(inputs)` must
+class_accuracy(lambda _: ones(1, 2), [PAIR], num_classes=2) -> ValueError: `predict(inputs)` must
 """)

@@ -20,7 +20,7 @@ from fedprompt.metrics import (
     pooled_local_accuracy,
     worst_local_accuracy,
 )
-from refusals import refused
+from refusals import number, refused_and_taken
 
 Counts = tuple[list[list[int]], list[int]]
 
@@ -29,11 +29,15 @@ ACCURACY = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.7, 0.4], [0.3, 0.6, 0.8]], dty
 SIZES = torch.tensor([10, 20, 50])
 
 
+def about(expected: object) -> object:
+    return pytest.approx(expected, abs=1e-12)
+
+
 @st.composite
-def correct_counts(draw: st.DrawFn, *, clients: int | None = None) -> Counts:
+def correct_counts(draw: st.DrawFn, *, square: bool) -> Counts:
     """Draw numbers of correct predictions (clients, tests) and sizes of the test sets."""
     sizes = draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
-    rows = draw(st.integers(1, 5)) if clients is None else clients or len(sizes)
+    rows = len(sizes) if square else draw(st.integers(1, 5))
     return [[draw(st.integers(0, size)) for size in sizes] for _ in range(rows)], sizes
 
 
@@ -42,84 +46,63 @@ def as_tensors(counts: Counts) -> tuple[Tensor, Tensor]:
     return torch.tensor(correct, dtype=torch.float64) / torch.tensor(sizes), torch.tensor(sizes)
 
 
-def test_every_figure_by_hand() -> None:
-    # Own: .9, .7, .8. On all 80 samples: (9 + 10 + 5) / 80, (2 + 14 + 20) / 80, (3 + 12 + 40) / 80
-    # = .3, .45, .6875.
-    assert local_accuracy(ACCURACY) == pytest.approx(0.8, abs=1e-12)
-    assert worst_local_accuracy(ACCURACY) == pytest.approx(0.7, abs=1e-12)
-    assert pooled_local_accuracy(ACCURACY, SIZES) == pytest.approx((9 + 14 + 40) / 80, abs=1e-12)
-    assert global_accuracy(ACCURACY, SIZES) == pytest.approx((0.3 + 0.45 + 0.6875) / 3, abs=1e-12)
-    assert client_spread(ACCURACY, SIZES) == pytest.approx(
-        (0.3, (0.3 + 0.45 + 0.6875) / 3, 0.6875), abs=1e-12
-    )
-    # Without sizes: rows average to .5, 1.3 / 3, 1.7 / 3.
-    assert global_accuracy(ACCURACY) == pytest.approx(0.5, abs=1e-12)
-    assert client_spread(ACCURACY) == pytest.approx((1.3 / 3, 0.5, 1.7 / 3), abs=1e-12)
-
-
 @settings(max_examples=50, deadline=None)
-@given(correct_counts())
+@given(correct_counts(square=False))
 def test_global_accuracy_and_spread_are_fractions_of_all_samples(counts: Counts) -> None:
     correct, sizes = counts
-    accuracy, num_examples = as_tensors(counts)
     each = [Fraction(sum(row), sum(sizes)) for row in correct]
     average = float(sum(each) / len(each))
-    assert global_accuracy(accuracy, num_examples) == pytest.approx(average, abs=1e-12)
-    assert client_spread(accuracy, num_examples) == pytest.approx(
-        (float(min(each)), average, float(max(each))), abs=1e-12
+    assert global_accuracy(*as_tensors(counts)) == about(average)
+    expected = float(min(each)), average, float(max(each))
+    assert client_spread(*as_tensors(counts)) == about(expected)
+    accuracy = as_tensors(counts)[0]
+    rows = accuracy.mean(1)  # without sizes, test sets count equally
+    assert client_spread(accuracy) == about(
+        tuple(map(float, (rows.min(), rows.mean(), rows.max())))
     )
+    assert global_accuracy(accuracy) == about(rows.mean().item())
 
 
 @settings(max_examples=50, deadline=None)
-@given(correct_counts(clients=0))
+@given(correct_counts(square=True))
 def test_local_accuracies_are_fractions_of_own_samples(counts: Counts) -> None:
     correct, sizes = counts
     accuracy, num_examples = as_tensors(counts)
     own = [Fraction(correct[client][client], size) for client, size in enumerate(sizes)]
     if len(sizes) > 1:
-        assert local_accuracy(accuracy) == pytest.approx(float(sum(own) / len(own)), abs=1e-12)
+        assert local_accuracy(accuracy) == about(float(sum(own) / len(own)))
     pooled = Fraction(sum(correct[client][client] for client in range(len(sizes))), sum(sizes))
-    assert pooled_local_accuracy(accuracy, num_examples) == pytest.approx(float(pooled), abs=1e-12)
-    assert worst_local_accuracy(accuracy) == pytest.approx(float(min(own)), abs=1e-12)
-    # Law M-b: the worst is not above the mean. With equal sizes both means agree.
-    assert worst_local_accuracy(accuracy) <= local_accuracy(accuracy) + 1e-12
+    assert pooled_local_accuracy(accuracy, num_examples) == about(float(pooled))
+    assert worst_local_accuracy(accuracy) == about(float(min(own)))
     equal = torch.full_like(num_examples, 7)
-    assert pooled_local_accuracy(accuracy, equal) == pytest.approx(
-        local_accuracy(accuracy), abs=1e-12
-    )
+    assert pooled_local_accuracy(accuracy, equal) == about(local_accuracy(accuracy))
 
 
 def test_empty_test_sets_have_no_influence() -> None:
-    sizes = torch.tensor([10, 0, 30])
     # (.9 * 10 + .8 * 30) / 40
-    assert pooled_local_accuracy(ACCURACY, sizes) == pytest.approx(0.825, abs=1e-12)
+    assert pooled_local_accuracy(ACCURACY, torch.tensor([10, 0, 30])) == about(0.825)
 
 
 def test_sums_are_computed_in_float64() -> None:
     # The exact value of float16 .3 is 0.300048828125; a float16 mean of 3000 of them would be off.
     accuracy = torch.full((1, 3000), 0.3, dtype=torch.float16)
-    assert local_accuracy(accuracy) == pytest.approx(0.300048828125, abs=1e-12)
-    assert global_accuracy(accuracy, torch.arange(3000)) == pytest.approx(0.300048828125, abs=1e-12)
+    assert local_accuracy(accuracy) == about(0.300048828125)
+    assert global_accuracy(accuracy, torch.arange(3000)) == about(0.300048828125)
 
 
-def test_the_summary_has_the_mean_of_the_last_rounds_and_the_best_round() -> None:
+def test_the_summary_has_the_mean_of_the_last_rounds_and_the_first_best_round() -> None:
     history = [0.1, 0.9, 0.4, 0.9, 0.6, 0.5]
     summary = last_and_best(history, last=3)
     assert isinstance(summary, Summary)
-    assert summary.last_mean == pytest.approx((0.9 + 0.6 + 0.5) / 3, abs=1e-12)
-    assert summary.best == 0.9
-    assert summary.best_round == 1, "the first of equally good rounds"
-    assert last_and_best(history, last=6).last_mean == pytest.approx(3.4 / 6, abs=1e-12)
-    assert last_and_best(history, last=1) == (0.5, 0.9, 1)
+    assert summary == (about((0.9 + 0.6 + 0.5) / 3), 0.9, 1)
+    assert (summary.best, summary.best_round) == (0.9, 1)
+    assert last_and_best(history, last=6).last_mean == about(3.4 / 6)
 
 
 @pytest.mark.bad_input  # against the annotations, but right
 def test_the_sum_of_narrow_numbers_does_not_overflow() -> None:
     narrow = np.full(2, 40000, dtype=np.uint16)
     assert last_and_best(narrow, last=np.uint8(2)) == (40000, 40000, 0)
-
-
-# Negative effect.
 
 
 def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generator):
@@ -132,44 +115,23 @@ def test_negative_effect_is_the_largest_rise_over_the_lowest_loss_before(generat
     assert effect.clients[2] == 0 < effect.clients[0]
     assert effect.average == pytest.approx(sum(expected) / 5)
     assert effect.highest == max(expected)
+    one = torch.tensor([[2.0]])
+    assert negative_effect(one) == (torch.zeros(1, dtype=torch.float64), 0.0, 0.0)
 
 
-def test_negative_effect_by_hand():
-    # The loss rises by 1 from 2, falls to 1 and rises by 3. The larger rise counts. An earlier
-    # maximum above a later minimum does not.
-    assert negative_effect(
-        torch.tensor([[9.0], [2.0], [3.0], [1.0], [4.0], [0.0]])
-    ).clients.tolist() == [3.0]
-    assert negative_effect(torch.tensor([[2.0]])) == (torch.zeros(1, dtype=torch.float64), 0.0, 0.0)
-
-
-ROW = torch.full((1, 3), 0.5)
-test_wrong_calls_are_refused_by_name = refused(globals())("""
-local_accuracy(torch.tensor([[0.5, 1.25, 0.5]])) -> ValueError: `accuracy` must lie in [0, 1]; got
-client_spread(torch.tensor([[0.5, -0.5, 0.5]])) -> ValueError: `accuracy` must lie in [0, 1]; got
-worst_local_accuracy(ROW[0]) -> ValueError: `accuracy` must have shape (clients,
-global_accuracy(ROW[:0]) -> ValueError: `accuracy` must have shape (clients, tests)
-local_accuracy(ROW.long()) -> TypeError: `accuracy` must be a floating-point tensor
-client_spread([[0.5, 0.5, 0.5]]) -> TypeError: `accuracy` must be a floating-point tensor
-local_accuracy(ROW.expand(2, 3)) -> ValueError: `accuracy` must have as many rows as test sets, or
-global_accuracy(ACCURACY, SIZES[:2]) -> ValueError: `num_examples` must have shape (3,)
-client_spread(ACCURACY, SIZES[None]) -> ValueError: `num_examples` must have shape (3,)
-pooled_local_accuracy(ACCURACY, -SIZES) -> ValueError: `num_examples` must be finite and at least
-global_accuracy(ACCURACY, 0 * SIZES) -> ValueError: `num_examples` must count at least one sample;
-global_accuracy(ACCURACY, SIZES > 10) -> TypeError: `num_examples` must be a tensor of real
-client_spread(ACCURACY, SIZES * 1j) -> TypeError: `num_examples` must be a tensor of real numbers
-global_accuracy(ACCURACY, [1, 2, 3]) -> TypeError: `num_examples` must be a tensor of real numbers
-pooled_local_accuracy(ACCURACY, None) -> TypeError: `num_examples` must be a tensor of real numbers
-last_and_best([0.5, 0.6], last=3) -> ValueError: `last` must be at most 2, the number of rounds; got
-last_and_best([0.5], last=0) -> ValueError: `last` must be at least 1; got 0
-last_and_best([0.5], last=1.0) -> TypeError: `last` must be an integer; got 1.0
-last_and_best([0.5, torch.nan], last=1) -> ValueError: `history[1]` must be finite; got nan
-last_and_best([0.5, 'best'], last=1) -> TypeError: `history[1]` must be a number; got 'best'
-last_and_best(5, last=1) -> TypeError: `history` must be a sequence of numbers; got 5 (int)
-last_and_best('0.5', last=1) -> TypeError: `history` must be a sequence of numbers; got '0.5' (str)
-last_and_best(ROW[0], last=1) -> TypeError: `history` must be a sequence of numbers; got a
-negative_effect(torch.ones(2, 2).long()) -> TypeError: `losses` must be a floating-point
-negative_effect(torch.ones(3)) -> ValueError: `losses` must have shape (rounds, clients) without an
-negative_effect(torch.ones(0, 3)) -> ValueError: got (0, 3)
-negative_effect(ROW / 0) -> ValueError: `losses` must be finite; got 3
-""")
+ROWS = [ACCURACY.long(), [[0.5]], ACCURACY[0], ACCURACY[:0], ACCURACY + 0.2, ACCURACY - 0.2]
+OWN = [*ROWS, ACCURACY[:2]], [ACCURACY, ACCURACY[:1], ACCURACY.round()]
+EACH = ROWS, [ACCURACY, ACCURACY[:2], ACCURACY.round()]
+WRONG_SIZES = [SIZES[:2], SIZES[None], -SIZES, 0 * SIZES, SIZES > 10, SIZES * 1j, [1, 2, 3]]
+OF, COUNTED = {"accuracy": ACCURACY, "num_examples": SIZES}, [SIZES, SIZES.double(), 0 * SIZES + 1]
+HISTORY = [5, "0.5", ACCURACY[0], [0.5, torch.nan], [0.5, "best"]], [[0.5], (1, 2.0)]
+test_a_wrong_argument_is_refused_by_its_name_and_its_edge_is_taken = refused_and_taken([
+    (local_accuracy, {}, {"accuracy": OWN}),
+    (worst_local_accuracy, {}, {"accuracy": OWN}),
+    (pooled_local_accuracy, OF, {"accuracy": OWN, "num_examples": ([*WRONG_SIZES, None], COUNTED)}),
+    (global_accuracy, OF, {"accuracy": EACH, "num_examples": (WRONG_SIZES, [None, *COUNTED])}),
+    (client_spread, OF, {"accuracy": EACH, "num_examples": (WRONG_SIZES, [None, *COUNTED])}),
+    (last_and_best, {"history": [0.5, 0.6], "last": 1}, {"history": HISTORY, "last": number(1, 2)}),
+    (negative_effect, {}, {"losses": (
+        [*ROWS[:4], ACCURACY / 0], [ACCURACY, -ACCURACY])}),
+])  # fmt: skip

@@ -315,23 +315,13 @@ def test_context_prompts_are_repeated_for_each_sample(generator):
         (EvoNorm2dB0(3), True),
     ],
 )
-def test_statistics_over_samples_are_refused(mixing, training):
+def test_statistics_over_samples_are_refused_and_of_single_samples_accepted(mixing, training):
     model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(mixing)).train(training)
     with pytest.raises(ValueError, match=r"`model` must keep samples apart.*'1\.0'"):
         per_sample(model, 2)
-
-
-@pytest.mark.parametrize(
-    ("layer", "training"),
-    [
-        (nn.InstanceNorm1d(3), True),
-        (nn.LayerNorm(3), True),
-        (nn.BatchNorm1d(3), False),
-        (nn.InstanceNorm1d(3, track_running_stats=True), False),
-    ],
-)
-def test_normalization_of_single_samples_is_accepted(layer, training):
-    per_sample(nn.Sequential(nn.Linear(4, 3), layer).train(training), 2)
+    keeps = not getattr(mixing, "track_running_stats", True)
+    layers = [nn.LayerNorm(3), nn.InstanceNorm1d(3), *([] if keeps else [mixing.eval()])]
+    per_sample(nn.Sequential(nn.Linear(4, 3), *layers), 2)
 
 
 def test_copies_follow_the_values_and_the_modes_of_the_original():

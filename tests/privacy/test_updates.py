@@ -60,7 +60,7 @@ def payload_of(*values, weight=1.0, dtype=torch.float64):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offset", [None, 0, 1, 300])
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 2**32), max_norm=st.floats(1e-3, 30))
 def test_no_payload_is_longer_than_the_bound_in_its_own_precision(dtype, offset, seed, max_norm):
     """Rounding shrinks a number by at most a few units in the last place."""
@@ -99,7 +99,7 @@ def test_clipping_moves_payloads_towards_the_center():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_number_is_clipped_to_the_bound_up_to_a_few_units_in_the_last_place(dtype):
-    for center, max_norm in product([0.0, -1.0, 300.0], torch.linspace(0.01, 7, 40).tolist()):
+    for center, max_norm in product([0.0, -1.0, 300.0], torch.linspace(0.01, 7, 16).tolist()):
         origin = torch.tensor([center], dtype=dtype)
         sent = {"a": Weighted(origin + 20, torch.tensor(1.0))}
         clipped = clip_norm(sent, max_norm=max_norm, center={"a": origin})["a"].value
@@ -205,7 +205,7 @@ def test_the_mean_of_a_vector_is_weighted_mean_where_the_total_does_not_fit(dtyp
 # Payloads as one vector.
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_sum_of_vectors_gives_the_weighted_mean(seed):
     """Four clients, each with other unknown rows."""
     generator = torch.Generator().manual_seed(seed)

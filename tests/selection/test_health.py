@@ -81,17 +81,6 @@ def test_purity_and_overlap_by_hand(table, purity, overlap):
     assert health["label_overlap"] == pytest.approx(overlap, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
-@given(seed=st.integers(0, 2**32), batch=st.integers(1, 20))
-def test_tables_of_batches_add_up(seed, batch):
-    indices, labels = samples(seed, 30)
-    tables = [
-        contingency_table(*part, num_groups=6, num_classes=7)
-        for part in zip(indices.split(batch), labels.split(batch), strict=True)
-    ]
-    assert torch.equal(sum(tables), contingency_table(indices, labels, num_groups=6, num_classes=7))
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     seed=st.integers(0, 2**32),

@@ -84,20 +84,6 @@ def test_newton_in_float32_is_accurate_for_every_mass(kind, epsilon, mass, rows,
     assert ((coupling.plan - best.plan).abs().sum((1, 2)) / mass).max() <= 1e-4
 
 
-@pytest.mark.parametrize("solver", ITERATIVE)
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3, 1e6])
-def test_finite_costs_never_give_nan(solver, scale):
-    """Law T-m: a small epsilon and costs of any size give a finite plan and a finite error."""
-    mass = 1.0 if solver is sinkhorn else 0.8
-    cost = planted_cost("wide", (10, 20, 3), torch.Generator().manual_seed(6)).float() * scale
-    coupling = solver(
-        cost, *marginals(20, 3, mass, torch.float32), epsilon=0.001, max_iterations=50
-    )
-    assert torch.isfinite(coupling.plan).all()
-    assert torch.isfinite(coupling.error).all()
-    assert coupling.iterations.max() <= 50
-
-
 def test_newton_solves_problems_with_a_small_epsilon():
     """At epsilon 0.001 the kernel of FedOTP's code underflows to 0."""
     cost = planted_cost("wide", (50, 196, 2), torch.Generator().manual_seed(7)).float()
@@ -319,18 +305,21 @@ def test_transforms_may_be_nested_and_duals_give_plans_in_them():
 
 @pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0])
-@pytest.mark.parametrize("scale", [1e30, 1e36, 1e38, 3e38])
-def test_costs_near_the_end_of_float32_are_solved_or_refused(solver, epsilon, scale):
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e30, 1e36, 1e38, 3e38])
+def test_finite_costs_are_solved_or_refused_up_to_the_end_of_float32(
+    solver, epsilon, scale
+):
     """A range that overflows when it is divided by epsilon gave NaN."""
     cost = planted_cost("wide", (4, 6, 3), torch.Generator().manual_seed(19)).float() - 1
     a, b = marginals(6, 3, 1.0, torch.float32)
     if scale / epsilon > 1e37:
         with pytest.raises(ValueError, match=r"^`cost` must have a range of at most"):
             solver(cost * scale, a, b, epsilon=epsilon)
-    elif solver is unbalanced:
+    elif solver is unbalanced and scale >= 1e6:
         with pytest.raises(ValueError, match=r"^`cost` must give plans of finite mass"):
             solver(cost * scale, a, b, epsilon=epsilon)
     else:
         coupling = solver(cost * scale, a, b, epsilon=epsilon, max_iterations=50)
         assert torch.isfinite(coupling.plan).all()
         assert torch.isfinite(coupling.error).all()
+        assert coupling.iterations.max() <= 50
