@@ -19,9 +19,11 @@ a file (``records``). Tables and pictures are made from records and bits alone (
 ``intervals``, ``pictures``, ``report``). What a run is made from has a stamp (``stamps``).
 """
 
+from fedprompt.compare.classifier import Classifier as Classifier
+from fedprompt.compare.classifier import load as load
 from fedprompt.compare.folder import folder as folder
 from fedprompt.compare.problems import problem as problem
 from fedprompt.compare.report import Results as Results
 from fedprompt.compare.report import run as run
 
-__all__ = ["Results", "folder", "problem", "run"]
+__all__ = ["Classifier", "Results", "folder", "load", "problem", "run"]

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from fedprompt.compare import ranks
+from fedprompt.compare import classifier, ranks
 from fedprompt.compare.folder import folder
 from fedprompt.compare.problems import Budget, Problem, Protocol
 from fedprompt.compare.report import check_device, check_folder, estimate, run
@@ -185,11 +185,13 @@ def split(text: str) -> list[str]:
 
 
 def command() -> None:
-    """Run `fedprompt compare ...`."""
-    if sys.argv[1:2] != ["compare"]:
-        print("usage: fedprompt compare FOLDER ...; see fedprompt compare --help", file=sys.stderr)
+    """Run `fedprompt compare ...` or `fedprompt predict ...`."""
+    programs = {"compare": main, "predict": classifier.predict}
+    if not {*sys.argv[1:2]} & programs.keys():
+        usage = "fedprompt compare FOLDER ..., or fedprompt predict FOLDER IMAGES ..."
+        print(f"usage: {usage}; see fedprompt compare --help", file=sys.stderr)
         sys.exit(2)
-    main(sys.argv[2:])
+    programs[sys.argv[1]](sys.argv[2:])
 
 
 if __name__ == "__main__":

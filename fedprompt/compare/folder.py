@@ -340,6 +340,10 @@ def _problem(
     }
     columns, compared = columns_of(protocol, len(stores) > 1)
 
+    def pictures(partition: str, places: Tensor) -> Tensor:
+        keep = torch.from_numpy(parts[partition].keep)
+        return store.network.preparation.normalized(store.levels[keep[places]])
+
     def made() -> dict[str, Any]:
         known = {name: [each.known[name] for each in stores] for name in store.known}
         known |= {"network": store.network.fingerprint, "layout": store.folder.layout}
@@ -354,6 +358,8 @@ def _problem(
         compared=compared,
         made=made,
         network=store.network,
+        class_names={name: part.folder.class_names for name, part in parts.items()},
+        pictures=pictures,
         cache=sum(len(each.folder) * each.network.inputs.numel() for each in stores),
     )
 

@@ -205,6 +205,8 @@ class Problem:
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
         network: Frozen network with the preparation of its images, or None.
+        class_names: Names of the classes of each partition.
+        pictures: Function (partition, places of tests) -> prepared images, or None.
         cache: Bytes on the disk beside the records.
     """
 
@@ -217,6 +219,8 @@ class Problem:
     figures: Measured | None = None
     again: Callable[[], "Problem"] | None = None
     network: Any = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pictures: Callable[[str, Tensor], Tensor] | None = None
     cache: int = 0
 
     def __reduce__(self) -> Any:

@@ -14,6 +14,7 @@ import torch
 import fedprompt._refusals as check
 from fedprompt._files import path_of
 from fedprompt.compare import ranks, records, rows, runs, stamps, tables
+from fedprompt.compare.classifier import Classifier, load
 from fedprompt.compare.estimate import estimate as estimated
 from fedprompt.compare.measure import Bits
 from fedprompt.compare.problems import Problem
@@ -96,7 +97,7 @@ class Results:
             for record in self.found
         ]
 
-    def classifier(self, row: str, *, seed: int = 0, client: str | None = None) -> Any:
+    def classifier(self, row: str, *, seed: int = 0, client: str | None = None) -> Classifier:
         """Load the trained classifier of a row.
 
         Args:
@@ -109,14 +110,12 @@ class Results:
         """
         if self.folder is None:
             raise CompareError("`out` must be a folder, which has the classifiers.")
-        from fedprompt.compare import classifier
-
         for record in self.found:
             if (record["row"], record["seed"]) == (row, seed):
                 places = [runs.place_of(record, each) for each in (client, None)]
                 for place in places:
                     if (self.folder / place).exists():
-                        return classifier.load(self.folder / place)
+                        return load(self.folder / place)
         known = sorted({str(record["row"]) for record in self.found})
         raise check.wrong(
             "row", f"be one of {', '.join(known)}, with its seed and client", repr(row)
@@ -177,6 +176,8 @@ class Results:
     def failures(self) -> list[str]:
         """Return a line for each row of which a run failed, or which has other versions."""
         failed = [f"{title} failed: {text}" for title, text in self.failed.items()]
+        unsaved = {each["row"]: each["unsaved"] for each in self.found if "unsaved" in each}
+        failed += [f"{title} has no classifier: {text}" for title, text in unsaved.items()]
         return [*failed, *(f"Not shown: {text}." for text in self.others)]
 
     def save(self, folder: str | os.PathLike[str], *, command: str = "") -> str:

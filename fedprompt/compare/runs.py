@@ -23,14 +23,14 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import fedprompt as fp
-from fedprompt.compare import measure, ranks, records, rows, stamps
+from fedprompt.compare import classifier, measure, ranks, records, rows, stamps
 from fedprompt.compare.measure import Bits, Finished
 from fedprompt.compare.problems import Measured, Problem
 from fedprompt.compare.records import Record, Records
 from fedprompt.compare.rows import CONSTANT, Row
 from fedprompt.compare.trials import Chosen, CompareError, Machine, Trial, line_of
 from fedprompt.interfaces import Method
-from fedprompt.methods import HeldOut, evaluate
+from fedprompt.methods import METHODS, HeldOut, evaluate
 from fedprompt.methods.registry import Range
 
 DIVERGED = {"own": 0.0, "diverged": 1.0}
@@ -120,12 +120,16 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
     torch.set_num_threads(1)
     try:
         trial = one.made()
-        _, done = _finished(one, trial, progress)
-        named = one.named()
+        method, done = _finished(one, trial, progress)
+        named, unsaved = one.named(), dict[str, str]()
         if one.folder is not None and one.trial is None:
             name = f"{stem(named)}{f'-rank{ranks.rank()}' if ranks.rank() else ''}"
             records.write_arrays(one.folder / "bits" / f"{name}.npz", measure.packed(done.bits))
-        return named | records.origin() | records.rounded(done.figures), done.bits
+            try:
+                _save(one, trial, method, done.now)
+            except ValueError as error:  # the figures of the row are right all the same
+                unsaved["unsaved"] = line_of(error)
+        return named | records.origin() | records.rounded(done.figures) | unsaved, done.bits
     except SystemExit as error:  # which would end the others, too
         raise RuntimeError(line_of(error)) from error
     finally:
@@ -150,6 +154,53 @@ def _finished(
         checkpoint=place,
     )
     return method, done
+
+
+def _save(one: Run, trial: Trial, method: Method | None, now: fp.Round | None) -> None:
+    """Save the classifier of each client of this rank, or the one of all clients.
+
+    Raises:
+        ValueError: If a prediction cannot be made again from what is saved.
+    """
+    name = named_method(one.row)
+    pictures = getattr(one.problem, "pictures", None)
+    if None in (pictures, one.folder, name, method, now):
+        return
+    few = torch.arange(min(2, len(trial.places)))
+    tests = (
+        trial.tests.inputs[few].to(trial.setting.device),
+        pictures(one.partition, trial.places[few]),
+    )
+    shared = not one.row.personalized
+    clients = [c for c in trial.setting.clients if c % ranks.world() == ranks.rank()]
+    for client in clients if not shared else [trial.setting.clients[0]][ranks.rank() :]:
+        with torch.device(trial.setting.device):
+            model = now.model(method, trial.federation, client)
+        own = None if shared else client
+        values = {key: value for key, value in one.row.values.items() if key != "times"}
+        classifier.save(
+            one.folder / place_of(one.named(), None if own is None else trial.names[client]),
+            model,
+            network=one.problem.network,
+            setting=trial.setting,
+            method=name,
+            make=METHODS[name].make if name in METHODS else one.row.entry.make,
+            values=values,
+            class_names=one.problem.class_names[one.partition],
+            client=own,
+            inputs="images" if one.row.family != "CLIP" else one.row.entry.inputs or "tokens",
+            tests=tests,
+        )
+
+
+def named_method(row: Row) -> str | None:
+    """Return the name from which a classifier is made again, or None for a function of no file."""
+    if row.method == rows.ALONE.name:
+        return rows.usual(row.family)
+    if row.make is None:
+        return row.method
+    source = stamps.TEXTS.get(row.make.__module__)
+    return f"{source[0]}:{row.method}" if source else None
 
 
 def place_of(record: Mapping[str, Any], client: str | None) -> Path:

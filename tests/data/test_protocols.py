@@ -53,9 +53,9 @@ def test_base_to_new_accuracies_are_those_of_predictions_by_hand():
     base, new = experiments.base_to_new(labels, NAMES[:4])
     given = whole.renamed(base.names)
     shards = {0: np.arange(9), 1: np.arange(9, len(base.positions))}
-    made = Federation(given, given.inputs[base.positions], torch.tensor(base.labels), shards)
+    made = Federation(given.inputs[base.positions], torch.tensor(base.labels), shards)
     method = kgcoop(given, learning_rate=0.1)
-    payload, _ = method.client(made.data(0, 0), method.server.answer(0, method.server.state), {})
+    payload, _ = method.client(made.data(given, 0, 0), method.server.answer(0, method.server.state), {})
     server = method.server.step(0, {0: payload}, method.server.state)
 
     now = Round(0, server, {})
