@@ -6,7 +6,13 @@ import pytest
 
 import fedprompt as fp
 import task
-from flower_processes import running_flower
+from flower_processes import (
+    as_a_user,
+    flwr_lines,
+    fresh_environment,
+    running_flower,
+    stand_in,
+)
 from flower_runs import assert_equal
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -51,3 +57,18 @@ def test_a_method_without_a_form_is_refused_by_name():
         task.load(CONFIG | {"method": "fedmix"})
     with pytest.raises(ValueError, match=r"`method` must be one of .*, ditto, .*; got 'fedprocks'"):
         task.load(CONFIG | {"method": "fedprocks"})
+
+
+@pytest.mark.parametrize(
+    ("source", "page"), [("clone", "README.md"), ("wheel", "docs/reference/flower.md")]
+)
+def test_the_lines_of_the_pages_run_with_the_defaults_of_flower(source, page, tmp_path):
+    """In a simulation, whatever an index has under our name."""
+    programs = fresh_environment(tmp_path / "environment", source)
+    ran = stand_in(tmp_path / "index")
+    lines = flwr_lines(page)
+    assert lines
+    for line in lines:
+        said = as_a_user(line, programs, tmp_path, tmp_path / "index")
+        assert "a new client classifies" in said, said
+    assert not ran.exists()

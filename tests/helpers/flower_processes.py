@@ -10,7 +10,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from zipfile import ZipFile
 
+import torch
+
+ROOT = Path(__file__).parents[2]
+LARGE = ("torch", "timm", "open-clip-torch", "pot")
 QUIET = {  # no telemetry and no downloads
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -55,6 +60,68 @@ def running_flower(
             command = ["flower-supernode", "--insecure", *where, "--node-config", config]
             start(f"supernode-{client}", *command)
         yield run
+
+
+def flwr_lines(page: str) -> list[str]:
+    """Return the commands of a page that run the app."""
+    lines = (ROOT / page).read_text().replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.startswith("flwr run examples/flower_app --stream")]
+
+
+def stand_in(folder: Path) -> Path:
+    """Write an index with a package of our name, and return the file that it writes if it runs."""
+    ran = folder / "ran"
+    info = "fedprompt-9.9.9.dist-info"
+    folder.mkdir()
+    with ZipFile(folder / "fedprompt-9.9.9-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("fedprompt/__init__.py", f"open({str(ran)!r}, 'w').close()")
+        extra = "Provides-Extra: flower-sim\nProvides-Extra: flower\n"
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: fedprompt\nVersion: 9.9.9\n{extra}"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return ran
+
+
+def fresh_environment(folder: Path, source: str) -> Path:
+    """Install a clone or a wheel with Flower, and return the folder of programs.
+
+    Large packages are those of this environment.
+    """
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "-q", "-p", sys.executable, folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "zz_large.pth").write_text(str(Path(torch.__file__).parents[1]))
+    here = folder / "here.txt"
+    here.write_text("".join(f"{n}; sys_platform == 'none'\n" for n in LARGE))
+    what = ["-e", f"{ROOT}[flower-sim]"]
+    if source == "wheel":
+        subprocess.run([*uv, "build", "-q", "--wheel", "-o", folder, ROOT], check=True)
+        what = [f"{next(folder.glob('*.whl'))}[flower-sim]"]
+    install = [*uv, "pip", "install", "-q", "-p", folder / "bin" / "python", "--overrides", here]
+    subprocess.run([*install, *what], check=True)
+    return folder / "bin"
+
+
+def as_a_user(line: str, programs: Path, home: Path, index: Path) -> str:
+    """Run a line of a page in the repository with Flower's defaults, and return its output."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR", "UV_", "PYTHON"))}
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    user = {**ours, "HOME": str(home), "PATH": path, "UV_FIND_LINKS": str(index)}
+    try:
+        done = subprocess.run(line, shell=True, cwd=ROOT, env=user, capture_output=True, text=True)
+    finally:
+        stop_started_in(home)
+    return done.stdout + done.stderr
+
+
+def stop_started_in(home: Path) -> None:
+    """End the SuperLink that ``flwr run`` left behind, which has its folder in its arguments."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True)
+    for pid, arguments in (row.split(maxsplit=1) for row in table.stdout.splitlines()):
+        if "flower-superlink" in arguments and str(home) in arguments:
+            os.kill(int(pid), signal.SIGTERM)
 
 
 def free_port() -> int:
