@@ -193,7 +193,7 @@ def folder(
         >>> problem.families
         ('one model',)
     """
-    protocol, budget = problems.split_options(options, Protocol, Budget)
+    protocol, budget = problems.split_options(options)
     check.optional(check.count, "size", size)
     check.text("template", template)
     if template.count("{}") != 1:
@@ -231,9 +231,8 @@ _OPTIONS = [
     for kind in (Protocol, Budget)
     for one in fields(kind)
 ]
-folder.__signature__ = signature(
-    folder
-).replace(  # type: ignore[attr-defined]
+_folder: Any = folder
+_folder.__signature__ = signature(folder).replace(
     parameters=[*list(signature(folder).parameters.values())[:-1], *_OPTIONS]
 )
 
@@ -272,7 +271,10 @@ def read(
 ) -> str:
     """Read all files once, refuse doubts, print notes, and return the digest of the files."""
     how: dict[str, Any] = {"words": words, "shots": protocol.shots}
-    more = {"test": found[1] if len(found) > 1 else None, "leave_one_out": protocol.leave_one_out}
+    more: dict[str, Any] = {
+        "test": found[1] if len(found) > 1 else None,
+        "leave_one_out": protocol.leave_one_out,
+    }
     reading = data.examine(found[0], **how, **more)
     for note in reading.notes:
         say(f"  {note}")
@@ -345,7 +347,9 @@ def _problem(
         return store.network.preparation.normalized(store.levels[keep[places]])
 
     def made() -> dict[str, Any]:
-        known = {name: [each.known[name] for each in stores] for name in store.known}
+        known: dict[str, Any] = {
+            name: [each.known[name] for each in stores] for name in store.known
+        }
         known |= {"network": store.network.fingerprint, "layout": store.folder.layout}
         known |= {"template": template}
         return {**known, **vars(protocol), "clients": clients, **given}
@@ -468,11 +472,11 @@ def data_of(
 ) -> Data:
     """Return the data of a partition."""
 
-    def further(name: str, family: str, *where: str) -> Further | None:
+    def further(name: str, family: str, kind: str, device: str) -> Further | None:
         source, places, labels, names, trained = part.further[name]
         if names is not None and family != "CLIP":
             return None  # these methods learn something for each class
-        every = source.inputs(places, family, *where, torch.arange(len(places)))
+        every = source.inputs(places, family, kind, device, torch.arange(len(places)))
         return Further(every, torch.from_numpy(labels), names and worded(names), trained)
 
     inputs, labels = partial(store.inputs, part.keep), torch.from_numpy(part.folder.labels)
