@@ -324,14 +324,6 @@ def problem(
         newcomers=newcomers,
     )
 
-    def made() -> dict[str, Any]:
-        sides = {"inputs": inputs, "tests.inputs": tests.inputs}
-        known = {name: stamps.of_inputs(side) for name, side in sides.items()}
-        known["labels"] = stamps.digest(stamps.told([labels, tests.labels]))
-        known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))
-        parts = {f"setting.{name}": each for name, each in stamps.of_setting(setting).items()}
-        return {**known, **parts, "newcomers": newcomers, "figures": stamps.known(figures)}
-
     divide(np.random.default_rng(0))
     given: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
     own = tests.own is not None
@@ -341,10 +333,21 @@ def problem(
         partitions={"": ""},
         data=lambda partition, seed: data,
         columns={**columns, **(NEWCOMERS if newcomers else {})},
-        made=made,
+        made=partial(_made_of, data, tests, figures),
         figures=figures,
         again=partial(problem, inputs, labels, clients, tests, figures=figures, **given),
     )
+
+
+def _made_of(data: Data, tests: HeldOut, figures: Measured | None) -> dict[str, Any]:
+    """Return what a problem is made from: all inputs, labels, and the setting."""
+    (setting,) = data.settings.values()
+    sides = {"inputs": data.inputs(), "tests.inputs": tests.inputs}  # type: ignore[call-arg]
+    known: dict[str, Any] = {name: stamps.of_inputs(side) for name, side in sides.items()}
+    known["labels"] = stamps.digest(stamps.told([data.labels, tests.labels]))
+    known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))
+    known |= {f"setting.{name}": each for name, each in stamps.of_setting(setting).items()}
+    return {**known, "newcomers": data.newcomers, "figures": stamps.known(figures)}
 
 
 def check_parts(
