@@ -19,6 +19,8 @@ _MESSAGE = "fedprompt"
 _STATE = "fedprompt-state"
 EXAMPLES = "num-examples"
 """Key of a weight in Flower's metrics."""
+_CODED = "safetensors, encoded by fedprompt: noise and clipping of Flower need plain=True"
+"""Serialization of encoded messages. Flower prints it where a wrapper would change them."""
 _ROUND = "server-round"  # in the config of Flower's strategies, counted from 1
 _OF_NUMPY = (torch.float64, torch.float32, torch.float16)
 _ONE_WEIGHT = "have entries of one common weight; others are sent with plain=False"
@@ -77,7 +79,7 @@ def blob_of(records: RecordDict) -> bytes:
     record: Any = records.get(_MESSAGE) if len(records) == 1 else None
     single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
     rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
-    check.require(single and record["blob"].stype == "safetensors", "records", rule, list(records))
+    check.require(single and record["blob"].stype == _CODED, "records", rule, list(records))
     blob: bytes = record["blob"].data
     return blob
 
@@ -158,7 +160,7 @@ class Plain:
         others = sorted(key for key in config if key not in (_ROUND, _MESSAGE))
         rule = "be empty, because a method reads its setting; for a modifier, pass it as `mods`"
         check.require(configured or not others, "config", rule, others)
-        place = json.loads(config[_MESSAGE])
+        place = {"fingerprint": {}, "meta": {}, **json.loads(config.get(_MESSAGE, "{}"))}
         header = Header(place["fingerprint"], config[_ROUND] - 1, "", place["meta"])
         same = all(header.fingerprint.get(k) == v for k, v in expect.fingerprint.items())
         check.require(same, "fingerprint", "be of the same backbone", dict(header.fingerprint))
@@ -278,4 +280,4 @@ def remembered(records: RecordDict) -> Any:
 
 
 def _record(blob: bytes) -> ArrayRecord:
-    return ArrayRecord({"blob": Array("uint8", (len(blob),), "safetensors", blob)})
+    return ArrayRecord({"blob": Array("uint8", (len(blob),), _CODED, blob)})

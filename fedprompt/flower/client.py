@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, message_size_mod
 from flwr.clientapp.typing import Mod
 
 import fedprompt._refusals as check
@@ -86,10 +87,12 @@ def client_app(
     check.sequence("mods", mods, "modifiers of Flower")
     own_data, _ = run_of(method, data, (), alone=False)
     form = Plain() if plain else Encoded()
-    limits = {"max_bytes": max_bytes, "configured": bool(mods)}
+    without = arrays_size_mod, message_size_mod
+    reading = [mod for mod in mods if mod not in without and not isinstance(mod, LocalDpMod)]
+    limits = {"max_bytes": max_bytes, "configured": bool(reading)}
     node = _Node(method, own_data, fingerprint, directory, tests, form, limits)
-    app = ClientApp(mods=list(mods))
-    app.train()(node.train)
+    app = ClientApp()
+    app.train(mods=list(mods))(node.train)
     app.evaluate()(node.test)
     app.query(CLIENT)(_identify)
     return app
@@ -151,7 +154,8 @@ class _Node:
 
     def _calls(self, header: Header) -> Calls:
         place = divmod(header.server_round, self.method.exchanges)
-        return Calls(self.method, int(header.meta["seed"]), *place)
+        seed = header.meta.get("seed", seed_of(self.method))  # strategies of Flower send none
+        return Calls(self.method, int(seed), *place)
 
     def _recalled(self, context: Context, client: int) -> tuple[dict[str, Any], Path | None]:
         """Return what a client remembers: its last round, and its states before and after it."""

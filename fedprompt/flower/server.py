@@ -140,6 +140,7 @@ class ServerStrategy(Strategy):
         self._asked = dict[int, int]()
         self._alone = False  # whether Flower's loop has no other strategy around this one
         self._handed = True  # whether the arrays of the last round came back
+        self._untested = False  # whether a round has ended, and no client was asked for figures
 
     @property
     def now(self) -> Round:
@@ -230,6 +231,7 @@ class ServerStrategy(Strategy):
         if not more:
             stateful = {*self._now.stateful, *self._wire.stateful}
             self._now = Round(ended - 1, self._state, {}, stateful)
+            self._untested = bool(self._tested)
         counts = {"asked": len(self._asked), "accepted": len(payloads)}
         counts |= {name: self._wire.traffic[name] for name in ("bytes_down", "bytes_up")}
         self._handed = self._alone or not self._wire.plain
@@ -243,8 +245,9 @@ class ServerStrategy(Strategy):
         """Ask the tested clients for figures, after the last exchange of a round."""
         self.take(arrays)
         check.require(not config, "evaluate_config", _CONFIG, sorted(config))
-        if not self._tested or self._exchange % self.method.exchanges:
+        if not self._untested:
             return []
+        self._untested = False
         self._asked = self._find(self._tested, grid)
         given = self._exchange - 1, self._tested, self._state, self.nodes
         return self._wire.address(*given, kind="evaluate")
