@@ -72,16 +72,16 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
     parts = {}
     for path, content in contents.items():
         parts[path] = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-        with _new_file(parts[path], like=path) as file:
+        with new_file(parts[path], like=path) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     for path, part in parts.items():
         os.replace(part, path)
-        _sync(path.parent)
+        sync(path.parent)
 
 
-def _new_file(path: Path, *, like: Path) -> Any:
+def new_file(path: Path, *, like: Path) -> Any:
     """Open a file that does not exist yet, with the mode of another one, if that exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -103,7 +103,7 @@ def remove_parts(directory: Path, name: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _sync(directory: Path) -> None:
+def sync(directory: Path) -> None:
     """Synchronize the names in a directory to the disk."""
     if os.name == "posix":  # elsewhere a directory cannot be opened
         descriptor = os.open(directory, os.O_RDONLY)

@@ -1,10 +1,7 @@
-"""A network with trained prompts, and the description from which it is built again."""
+"""A network with trained prompts, and the folder from which it is built again."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
-from os import PathLike
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -12,11 +9,11 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._saved_config import CONFIG, FORMAT, read_config
-from fedprompt.backbones.freezing import freeze
+from fedprompt._saved_folder import Description
+from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
-from fedprompt.backbones.images.vit import vit_trunk
-from fedprompt.backbones.named import check_network, named_network, parsed, tokenizer_of
+from fedprompt.backbones.preparation import Preparation
+from fedprompt.backbones.pretrained import Network, named
 from fedprompt.backbones.text.tower import TextTower
 from fedprompt.matching.logits import cosine_logits
 from fedprompt.messages.payload import snapshot
@@ -33,30 +30,29 @@ class PromptedNetwork(nn.Module):
     """Frozen network with trained prompts, which classifies images.
 
     Args:
-        network: Network of a library, in eval mode.
+        network: Network, with the preparation of its images.
         parts: Trained parts, by name: "prompts", "head" or "context".
-        config: Description of both.
+        description: Description of both.
 
     Attributes:
         class_names: Names of the classes, in the order of labels.
+        preparation: Steps from an image to an input.
     """
 
-    def __init__(self, network: nn.Module, parts: nn.ModuleDict, config: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, parts: nn.ModuleDict, description: Description) -> None:
         super().__init__()
-        self.network, self.parts, self.config = freeze(network), parts, dict(config)
-        self.class_names = list(config["class_names"])
-        images = cast(nn.Module, getattr(network, "visual", network))  # of open_clip
-        if config.get("tower") not in (None, type(images).__name__):  # of a CLIP of transformers
-            images = getattr(network, "vision_model", network)
-        self.trunk: Any = network if "context" in parts else vit_trunk(images)
+        self.network, self.parts, self.description = network.model, parts, description
+        self.class_names, self.preparation = list(description.class_names), network.preparation
         if "context" in parts:
-            self.tower = TextTower(network, tokenizer_of(config["model"]))
+            self.tower = cast(TextTower, network.tower)
             self.names = self.tower.class_names(self.class_names)
-            given = config["scale"]
-            self.scale = float(cast(Any, network).logit_scale.exp()) if given is None else given
+            own = cast(Any, network.model).logit_scale.exp()
+            self.scale = float(own) if description.scale is None else description.scale
+        else:
+            self.trunk = network.trunk
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits of images, or their features if there are no classes."""
+        """Return the logits of prepared images, or their features if there are no classes."""
         if "context" not in self.parts:
             pooled = encode_prompted(self.trunk, images, self.parts["prompts"]()).pooled
             return cast(Tensor, self.parts["head"](pooled)) if "head" in self.parts else pooled
@@ -86,63 +82,102 @@ def parts_of(module: nn.Module) -> nn.ModuleDict:
     return nn.ModuleDict(found)
 
 
-def describe_parts(parts: nn.ModuleDict, class_names: Sequence[str]) -> dict[str, Any]:
-    """Describe parts by the arguments of their classes."""
-    if "context" in parts:
-        contexts, *classes, length, dim = cast(Any, parts["context"]).context.shape
+def described(
+    parts: nn.ModuleDict,
+    backbone: Any,
+    *,
+    model: str,
+    arguments: Mapping[str, Any],
+    class_names: Sequence[str],
+    preparation: Preparation | None,
+    scale: float | None,
+    about: Mapping[str, str],
+) -> tuple[Description, Network]:
+    """Describe parts and their network, which must be made by its name."""
+    context = "context" in parts
+    kind = "clip" if context else "vit"
+    network = backbone if context else getattr(backbone, "model", None)
+    check.texts("class_names", class_names, at_least=int(context))
+    check.optional(check.number, "scale", scale, above=0)
+    made = named(kind, model, arguments, network, preparation)
+    prompts = cast(Any, parts["prompts"]) if "prompts" in parts else None
+    found = Description(
+        kind=kind,  # type: ignore[arg-type]
+        model=model,
+        arguments=dict(made.arguments),
+        fingerprint=fingerprint(backbone),
+        preparation=made.preparation,
+        class_names=tuple(class_names),
+        layers=() if prompts is None else tuple(prompts.layers),
+        replace=prompts is not None and prompts.replace,
+        scale=scale,
+        about={name: text for name, text in about.items() if text},
+    )
+    rebuilt(found, snapshot(parts, buffers=True), made)  # which requires a name for each class
+    return found, made
+
+
+def rebuilt(
+    description: Description, state: Mapping[str, Tensor], network: Network
+) -> PromptedNetwork:
+    """Build a network with prompts whose sizes are those of the state."""
+    names = description.class_names
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    parts: dict[str, nn.Module] = {}
+    if "prompts.tokens" in shapes:
+        layers, count, dim = shapes["prompts.tokens"]
+        rule = "name the layers of its prompts"
+        check.require(len(description.layers) == layers, "folder", rule, description.layers)
+        how = {"layers": description.layers, "replace": description.replace}
+        parts["prompts"] = LayeredPrompts(count, dim, **how)
+    if "head.weight" in shapes:
+        classes, width = shapes["head.weight"]
+        parts["head"] = nn.Linear(width, classes, bias="head.bias" in shapes)
+        _check_names(names, classes, at_least=0)
+    if "context.context" in shapes:
+        contexts, *classes, length, dim = shapes["context.context"]
         rule = "have one context, because a method combines several of them"
         check.require(contexts <= 1, "module", rule, contexts)
-        check.some("class_names", class_names, "name the classes of a context")
-        if classes and len(class_names) != classes[0]:
-            rule = f"have a name for each of {classes[0]} classes of the context"
-            raise check.wrong("class_names", rule, len(class_names))
-        sizes = {"dim": dim, "length": length, "num_classes": classes[0] if classes else None}
-        return {"kind": "context", "context": sizes}
-    prompts, head = cast(Any, parts["prompts"]), cast(Any, dict(parts.items()).get("head"))
-    _, count, dim = prompts.tokens.shape
-    sizes = {"num_prompts": count, "dim": dim, "layers": list(prompts.layers)}
-    made: dict[str, Any] = {"kind": "prompts", "prompts": sizes | {"replace": prompts.replace}}
-    if head is not None:
-        if class_names and len(class_names) != head.out_features:
-            rule = f"have a name for each of {head.out_features} classes of the head"
-            raise check.wrong("class_names", rule, len(class_names))
-        made["head"] = {name: getattr(head, name) for name in ("in_features", "out_features")}
-        made["head"]["bias"] = head.bias is not None
-    return made
+        made = ContextPrompts(dim, length=length, num_classes=(*classes, None)[0])
+        parts["context"] = made
+        _check_names(names, (*classes, len(names))[0], at_least=1)
+    whole = nn.ModuleDict(parts)
+    fits = whole.state_dict().keys() == state.keys()
+    check.require(
+        fits, "folder", "have prompts, a head or a context alone", check.some_names(state)
+    )
+    whole.load_state_dict(dict(state))
+    return PromptedNetwork(network, whole, description)
 
 
-def check_reproduced(
-    module: nn.Module, parts: nn.ModuleDict, backbone: Any, config: Mapping[str, Any]
-) -> None:
-    """Require that a folder can be loaded, and then predicts as the module does, if it can."""
-    context = "context" in parts
-    network: Any = backbone if context else getattr(backbone, "model", None)
-    check_network(config["model"], network, libraries=["open_clip"] if context else None)
+def check_reproduced(module: nn.Module, description: Description, network: Network) -> None:
+    """Require that a folder predicts as a module does, if the module can predict."""
     if type(module) in _TYPES or type(module).forward is nn.Module.forward:
         return
-    flags = [(weight, weight.requires_grad) for weight in network.parameters()]
-    try:
-        new = PromptedNetwork(network, parts, config)
-        with torch.no_grad():
-            images = _images(network.visual) if context else new.trunk._image()
-            inputs = [images]
-            if context:  # methods of the gallery have tokens as inputs
-                pooled, patches = image_tokens(network, images)
-                inputs.append(torch.cat([pooled[:, None], patches], 1))
-            logits = new(images)
-            same = any(torch.equal(logits, found) for found in _outputs(module, inputs))
-    finally:
-        for weight, flag in flags:
-            weight.requires_grad_(flag)
+    new = rebuilt(description, snapshot(parts_of(module), buffers=True), network)
+    like, draw = next(network.model.parameters()), torch.Generator().manual_seed(0)
+    shape = new.trunk._image().shape if hasattr(new, "trunk") else network.inputs.shape
+    images = torch.rand(shape, generator=draw, device="cpu").to(like)
+    # Methods of the gallery have tokens of a CLIP as inputs.
+    inputs = [images, network.tokens(images)] if description.kind == "clip" else [images]
+    with torch.no_grad():
+        logits = new.eval()(images)
+        same = any(torch.equal(logits, found) for found in _outputs(module, inputs))
     rule = "classify as its prompts and head, or its context, do, because a folder has only these"
     check.require(same, "module", rule, f"{type(module).__name__}, whose logits differ")
 
 
-def _images(visual: Any) -> Tensor:
-    size = visual.image_size
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    like, draw = next(visual.parameters()), torch.Generator().manual_seed(0)
-    return torch.rand(1, 3, *sides, generator=draw, device="cpu").to(like)
+@contextmanager
+def flags_kept(backbone: Any) -> Iterator[None]:
+    """Give weights of a backbone the same flags afterwards, because a folder has frozen ones."""
+    model = getattr(backbone, "model", backbone)
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    flags = [(weight, weight.requires_grad) for weight in weights]
+    try:
+        yield
+    finally:
+        for weight, flag in flags:
+            weight.requires_grad_(flag)
 
 
 def _outputs(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -156,48 +191,7 @@ def _outputs(module: nn.Module, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
             yield found
 
 
-def make_config(
-    parts: nn.ModuleDict, class_names: Sequence[str], model: str, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Describe a network with prompts."""
-    parsed(model, about["arguments"])
-    head = {"format": FORMAT, "fedprompt": version("fedprompt"), "model": model}
-    return head | describe_parts(parts, class_names) | {"class_names": [*class_names], **about}
-
-
-def rebuilt(
-    folder: Path, weights: str | PathLike[str] | None, device: torch.device | str
-) -> PromptedNetwork:
-    """Build the network of a folder, with new prompts in place of the trained ones."""
-    config = read_config(folder)
-    with check.located(str(folder / CONFIG)):
-        parsed(config["model"], config["arguments"])
-    parts = {name: kind(**config[name]) for name, kind in _PARTS.items() if name in config}
-    with check.located(str(folder)):
-        network = named_network(config["model"], config["arguments"], weights)
-    moved = nn.ModuleDict(parts).to(device)
-    return PromptedNetwork(network.to(device), moved, config)
-
-
-def card(config: Mapping[str, Any], name: str) -> str:
-    """Write the card of a folder, in Markdown."""
-    library, network = parsed(config["model"], config["arguments"])
-    hub = {"timm": f"timm/{network}", "transformers": network}.get(library)
-    head = {"library_name": "fedprompt", "base_model": hub, "tags": "[fedprompt]"}
-    lines = [f"{key}: {value}" for key, value in head.items() if value]
-    if config["license"]:
-        lines.append(f"license: {config['license']}")
-    rows = {
-        "network": f"`{config['model']}`",
-        "trained part": f"{config['kind']}: `{json.dumps(config[config['kind']])}`",
-        "classes": ", ".join(config["class_names"]),
-        **{key: config[key] for key in ("sentence", "method", "data")},
-        "fedprompt": config["fedprompt"],
-    }
-    cells = {key: " ".join(value.split()).replace("|", "\\|") for key, value in rows.items()}
-    table = [f"| {key} | {cell} |" for key, cell in cells.items() if cell]
-    title = f"# {name.removeprefix('hub:')}"
-    text = ["---", *lines, "---", title, "", "Trained prompts of a frozen network.", ""]
-    text += ["| | |", "|---|---|", *table, "", "```python", "import fedprompt as fp", ""]
-    text += [f'model = fp.load_prompts("{name}")', "logits = model(images)", "```", ""]
-    return "\n".join(text)
+def _check_names(names: Sequence[str], classes: int, *, at_least: int) -> None:
+    rule = f"have a name for each of {classes} classes"
+    fits = len(names) == classes or (not names and not at_least)
+    check.require(fits, "class_names", rule, len(names))

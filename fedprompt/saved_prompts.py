@@ -4,6 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, overload
@@ -12,16 +13,20 @@ import torch
 import torch.nn as nn
 
 import fedprompt._refusals as check
+from fedprompt import _saved_folder as saved
 from fedprompt._names import inner_name
-from fedprompt._saved_config import CARD, CONFIG, FILE
+from fedprompt._saved_folder import CONFIG, STATE
 from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.freezing import freeze
+from fedprompt.backbones.preparation import Preparation
+from fedprompt.backbones.pretrained import check_source, network
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
 from fedprompt.prompted_network import (
     PromptedNetwork,
-    card,
     check_reproduced,
-    make_config,
+    described,
+    flags_kept,
     parts_of,
     rebuilt,
 )
@@ -42,6 +47,7 @@ def save_prompts(
     class_names: Sequence[str] = (),
     model: str | None = None,
     arguments: Mapping[str, Any] | None = None,
+    preparation: Preparation | None = None,
     sentence: str = "",
     scale: float | None = None,
     method: str = "",
@@ -55,7 +61,7 @@ def save_prompts(
     backbone once.
 
     With `model`, the name of the network in its library, a folder is written: the file
-    ``prompts.safetensors``, a description ``config.json`` and a card ``README.md``. Then
+    ``state.safetensors``, a description ``config.json`` and a card ``README.md``. Then
     :func:`load_prompts` builds the network and the prompts in one call. The module of a folder is
     :class:`LayeredPrompts`, or a module whose parts are such `prompts` and a linear `head`, or it
     is one context of :class:`ContextPrompts` for a CLIP of open_clip. If the module can be called,
@@ -72,7 +78,9 @@ def save_prompts(
         class_names: Class names in the order of labels. If empty, no class names are recorded.
         model: Name of the network: ``timm:NAME``, ``open_clip:NAME:TAG`` or ``transformers:NAME``.
             If None, a file is written.
-        arguments: Arguments of the network's constructor, such as ``{"img_size": 96}`` in timm.
+        arguments: Arguments of the network's constructor, such as ``{"in_chans": 1}`` in timm. The
+            size of images is found.
+        preparation: Preparation of the images. If None, that of the library for this network.
         sentence: Sentence around the class names, for the card.
         scale: Factor of the cosines in the logits of a context. If None, that of the CLIP.
         method: Method of the training, for the card.
@@ -100,29 +108,33 @@ def save_prompts(
         >>> model.class_names, model(torch.zeros(1, 3, 160, 160)).shape
         (['cat', 'dog'], torch.Size([1, 2]))
     """
-    about = {"arguments": dict(arguments or {}), "sentence": sentence, "scale": scale}
-    about |= {"method": method, "data": data, "license": license}
+    about = {"sentence": sentence, "method": method, "data": data, "license": license}
     if model is None:
-        if unused := [name for name, value in about.items() if value]:
+        more = about | {"arguments": arguments, "preparation": preparation, "scale": scale}
+        if unused := [name for name, value in more.items() if value]:
             raise check.wrong(unused[0], "be left out without `model`, which makes a folder", "one")
         rule = "be given for the Hub, which keeps folders"
         check.require(not fspath(path).startswith(_HUB), "model", rule, "None")
         _save_file(module, path, trunk, class_names)
         return
+    for name, text in about.items():
+        check.text(name, text)
     parts = parts_of(module)
     rule = "be the CLIP itself, so that its image tower is compared, too"
     check.typed("context" not in parts or isinstance(trunk, nn.Module), "trunk", rule, trunk)
-    config = make_config(parts, class_names, model, about)
-    config["tower"] = type(getattr(trunk, "model", trunk)).__name__
-    check_reproduced(module, parts, trunk, config)
+    how: dict[str, Any] = {"model": model, "arguments": arguments or {}, "class_names": class_names}
+    how |= {"preparation": preparation, "scale": scale, "about": about}
+    with flags_kept(trunk):
+        found, made = described(parts, trunk, **how)
+        check_reproduced(module, found, made)
     with tempfile.TemporaryDirectory() as scratch:
         hub = fspath(path).startswith(_HUB)
         folder = Path(scratch) if hub else Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        _save_file(parts, folder / FILE, trunk, class_names)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         name = fspath(path) if hub else folder.resolve().name
-        (folder / CARD).write_text(card(config, name), encoding="utf-8")
+        call = f'import fedprompt as fp\n\nmodel = fp.load_prompts("{name}")\n'
+        text = saved.card(found, name, f"{call}logits = model(model.preparation(image)[None])")
+        state = snapshot(parts, buffers=True)
+        saved.write(folder, found, state, text)
         if hub:
             _upload(folder, fspath(path).removeprefix(_HUB))
 
@@ -157,8 +169,8 @@ def load_prompts(
 
     With a folder in place of the module, the network is made by its library, and returned with the
     prompts as one module in eval mode. It maps images to logits, or to features if there is no
-    head. Its attributes are `network`, `class_names` and `config`. Images are normalized as the
-    library says for this network.
+    head. Its attributes are `network`, `class_names`, `description` and `preparation`, which makes
+    an input from an image.
 
     Args:
         module: Module with the names, shapes and dtypes of the saved one. Its visual prompts enter
@@ -202,9 +214,17 @@ def load_prompts(
     given = {"path": path, "trunk": trunk, "class_names": class_names or None}
     if unused := [name for name, value in given.items() if value is not None]:
         raise check.wrong(unused[0], "be left out for a folder, which has its own", "one")
-    folder = _downloaded(fspath(module))
-    prompted = rebuilt(folder, weights, device)
-    _load_file(prompted.parts, folder / FILE, prompted.trunk, prompted.class_names)
+    found, state = saved.read(_downloaded(fspath(module)))
+    rule = "have prompts or a context; load the model of a method by fedprompt.compare.load"
+    check.require(not found.method, "module", rule, f"one of {found.method}")
+    check_source(found.model, found.arguments)
+    made = network(found.model, found.kind, weights=weights, arguments=found.arguments)
+    made = replace(made, preparation=found.preparation or made.preparation)
+    made.model.to(device)
+    prompted = rebuilt(found, state, made).to(device)
+    backbone = made.model if found.kind == "clip" else prompted.trunk
+    saved.check_fingerprint(found, fingerprint(backbone))
+    freeze(made.model)
     return prompted.eval()
 
 
@@ -224,7 +244,7 @@ def _downloaded(source: str) -> Path:
     import huggingface_hub
 
     name, _, revision = source.removeprefix(_HUB).partition("@")
-    wanted = {"revision": revision or None, "allow_patterns": [FILE, CONFIG]}
+    wanted = {"revision": revision or None, "allow_patterns": [STATE, CONFIG]}
     return Path(huggingface_hub.snapshot_download(name, **wanted))
 
 

@@ -86,7 +86,7 @@ def test_large_matrices_are_not_annotated():
 )
 @pytest.mark.parametrize("channels", [(), (1,), (3,)], ids=str)
 def test_transport_plan_covers_the_image_patch_by_patch(axes, plan, channels):
-    image = torch.arange(48).reshape(6, 8).expand(*channels, 6, 8)
+    image = torch.arange(5, 53).reshape(6, 8).expand(*channels, 6, 8)
     assert plots.transport_plan(plan, image, axes=axes) is axes
     picture, layer = drawn(axes).images
     np.testing.assert_allclose(picture.get_array(), np.arange(48).reshape(6, 8) / 47)
@@ -131,7 +131,10 @@ COUNTS = [
     ones(1, 1, 1),
     tensor([[1.0, 0], [0, 0]]),
 ]
-PLANS = [ones(5), -ones(4), ones(2, 2, 2), ones(4) / 0, [1.0]], [ones(1), zeros(4), eye(3)]
+PLANS = (
+    [ones(5), tensor([1.0, -1, 1, 1]), ones(2, 2, 2), ones(4) / 0, [1.0]],
+    [ones(1), zeros(4), eye(3)],
+)
 IMAGES = (
     [ones(4, 8, 8), np.eye(4), full((2, 2), nan), ones(4)],
     [eye(4), ones(1, 2, 3), ones(3, 1, 1)],

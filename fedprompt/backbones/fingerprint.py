@@ -91,7 +91,7 @@ def fingerprint(
     parts = {
         "backbone": " ".join(filter(None, [name, architecture])),
         "weights": _weights(model, backbone),
-        "settings": _settings(model),
+        "settings": settings_of(model),
         "activation": ", ".join(sorted(activations)),
         "dtype": ", ".join(sorted(dtypes)),
     }
@@ -123,7 +123,8 @@ def _weights(model: Any, backbone: object) -> str:
     return total.hexdigest()
 
 
-def _settings(model: Any) -> str:
+def settings_of(model: Any) -> str:
+    """Hash the plain settings of a model, without its weights."""
     unused = classifier(model)
     settings = [
         (name, key, _rounded(value))

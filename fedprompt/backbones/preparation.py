@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
+from os import PathLike
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._conversions import height_and_width
+from fedprompt.data.opening import eight_bits, opened
 
 WIDEST = 64
 """Longest resized side, in sides of `resized`. Of longer images, only the middle is resized."""
@@ -90,15 +92,25 @@ class Preparation:
         same = self.resize == "squash" and self.resized == self.size
         return f"{how} ({self.interpolation}).{'' if same else f' {kept}'}"
 
-    def __call__(self, image: Image.Image) -> Float[Tensor, "channels height width"]:
-        """Prepare an image with levels of 8 bits."""
-        return self.normalized(self.levels(image))
+    def __call__(
+        self, image: Image.Image | str | PathLike[str]
+    ) -> Float[Tensor, "channels height width"]:
+        """Prepare an image, or a file of one.
+
+        Raises:
+            OSError: If a file cannot be read. The text has its path.
+        """
+        if isinstance(image, Image.Image):
+            return self.normalized(self.levels(image))
+        return self.normalized(opened(image, bits=self.bits, then=self.levels))
 
     def levels(self, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
         """Resize and crop an image to levels from 0 to 255, which can be normalized later.
 
         They are uint8, or float32 for the kernel "float".
         """
+        if image.mode == "F" or image.mode.startswith("I"):
+            image = Image.fromarray(eight_bits(np.asarray(image), self.bits))
         image = image.convert("RGB" if len(self.mean) == 3 else "L")
         target = self._target(image.height, image.width)
         shown = [min(pair) for pair in zip(target, self.size, strict=True)]

@@ -3,13 +3,14 @@
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn as nn
 from jaxtyping import Float
@@ -19,7 +20,7 @@ from torch import Tensor
 import fedprompt._refusals as check
 from fedprompt._files import path_of
 from fedprompt.backbones._weights import tensors_in, weights_of
-from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.fingerprint import fingerprint, settings_of
 from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.images.vit import vit_trunk
@@ -56,6 +57,7 @@ class Network:
         preparation: Steps from an image to an input.
         tower: Text tower of a CLIP, or None.
         source: Name that makes the network again, such as ``"timm:vit_base_patch16_224"``, or "".
+        arguments: Arguments of the library's constructor, with the size of the images.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Network:
     preparation: Preparation
     tower: TextTower | None = None
     source: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def trunk(self) -> TrainableTrunk:
@@ -150,7 +153,7 @@ def network(
     check.require(kind in EXAMPLES, "kind", 'be "vit" or "clip"', repr(kind))
     flag = argument or kind
     if not isinstance(given, str):
-        return _checked(flag, kind, _of_model(flag, kind, given, preparation))
+        return _checked(flag, kind, of_model(flag, kind, given, preparation))
     name, _, file = given.partition("=")
     path = None if not (file or weights) else path_of(flag, file or weights)
     if path is None and name not in SAMPLES and (Path(given).exists() or given.endswith(WEIGHTS)):
@@ -231,22 +234,20 @@ def _timm(
         config = json.loads((path / "config.json").read_bytes())
         arguments = config.get("model_args", {}) | arguments
         path = next(each for each in sorted(path.iterdir()) if each.name.endswith(WEIGHTS))
-    arguments = {"num_classes": 0, "img_size": size} | arguments
     name = config.get("architecture", name)
-    with torch.device("meta"):
-        bare = timm.create_model(name, pretrained_cfg=config.get("pretrained_cfg"), **arguments)
+    arguments |= {} if size is None else {"img_size": size}
+    bare = _bare("timm", name, arguments, pretrained_cfg=config.get("pretrained_cfg"))
     vit_trunk(bare, probe=False)  # before weights are read
-    about = bare.pretrained_cfg
+    cfg = {"pretrained_cfg": bare.pretrained_cfg, "num_classes": 0}
     with TemporaryDirectory() as scratch:
-        overlay = {}
         if path is not None:
             custom = path.suffix == ".npz"
             file = path if custom else _rewritten(path, bare, Path(scratch))
             overlay = {"file": str(file), "custom_load": custom, "source": "", "classifier": None}
-        cfg = {"pretrained_cfg": about, "pretrained_cfg_overlay": overlay}
+            cfg["pretrained_cfg_overlay"] = overlay
         model = timm.create_model(name, pretrained=True, **cfg, **arguments)
-    model.pretrained_cfg = about
-    return Network(name, model, _of_timm(model))
+    model.pretrained_cfg = bare.pretrained_cfg
+    return Network(name, model, _of_timm(model), arguments=arguments)
 
 
 def _of_timm(model: Any) -> Preparation:
@@ -267,30 +268,45 @@ def _open_clip(
     elif architecture == "hf-hub":
         architecture, tag = name, ""
     found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    if found.get("quick_gelu"):  # otherwise open_clip only warns
-        arguments = {"force_quick_gelu": True} | arguments
-    arguments = {"force_image_size": size} | arguments
+    arguments |= {} if size is None else {"force_image_size": size}
+    kept = ("mean", "std", "interpolation", "resize_mode")
     with TemporaryDirectory() as scratch:
         file = None if path is None or path.is_dir() else path
         if file is not None and file.suffix != ".npz":
-            bare = open_clip.create_model(
-                architecture, device="meta", pretrained_text=False, **arguments
-            )
+            bare = _bare("open_clip", name, arguments)
             file = _rewritten(file, bare, Path(scratch))
-        kept = {
-            key: found[key]
-            for key in ("mean", "std", "interpolation", "resize_mode")
-            if key in found
-        }
         model = open_clip.create_model(
             architecture,
             pretrained=str(file) if file else tag or None,
             require_pretrained=True,
-            force_preprocess_cfg=kept,
+            force_preprocess_cfg={key: found[key] for key in kept if key in found},
+            **_quick(name),
             **arguments,
         )
     tower = TextTower(model, open_clip.get_tokenizer(architecture)) if kind == "clip" else None
-    return Network(name, model, _of_open_clip(model), tower)
+    return Network(name, model, _of_open_clip(model), tower, arguments=arguments)
+
+
+def _quick(name: str) -> dict[str, bool]:
+    """Return the activation of the weights of a tag; otherwise open_clip only warns."""
+    import open_clip
+
+    found = open_clip.get_pretrained_cfg(*name.split(":")) if name.count(":") == 1 else {}
+    return {"force_quick_gelu": True} if found.get("quick_gelu") else {}
+
+
+def _bare(library: str, name: str, arguments: Mapping[str, Any], **more: Any) -> Any:
+    """Make a model without weights, whose names, shapes and settings are read."""
+    if library == "timm":
+        from timm import create_model
+
+        with torch.device("meta"):
+            return create_model(name, num_classes=0, **more, **arguments)
+    from open_clip import create_model
+
+    architecture = name if name.startswith("hf-hub:") else name.partition(":")[0]
+    given = _quick(name) | dict(arguments)
+    return create_model(architecture, device="meta", pretrained_text=False, **given)
 
 
 def _of_open_clip(model: Any) -> Preparation:
@@ -335,7 +351,7 @@ def _rewritten(path: Path, model: nn.Module, scratch: Path) -> Path:
     return scratch / "w.safetensors"
 
 
-def _of_model(flag: str, kind: Kind, given: Any, preparation: Preparation | None) -> Network:
+def of_model(flag: str, kind: Kind, given: Any, preparation: Preparation | None) -> Network:
     """Return the network of a model, with its preparation."""
     model, tower = getattr(given, "model", given), given if isinstance(given, TextTower) else None
     made = preparation
@@ -380,3 +396,94 @@ def _line(error: Exception) -> str:
         if isinstance(error, KeyError)
         else text or type(error).__name__
     )
+
+
+# Names in files of strangers.
+
+_PART = r"(?!\.)(?!.*\.\.)[\w.-]+"  # no path to another folder
+_FORM = rf"(timm|open_clip|transformers):((hf-hub:)?{_PART}/)?{_PART}(:{_PART})?"
+_SIZES = ("img_size", "patch_size", "in_chans")
+_ARGUMENTS = {
+    "timm": (*_SIZES, "dynamic_img_size", "global_pool", "class_token"),
+    "open_clip": ("force_quick_gelu", "force_image_size"),
+}
+"""Arguments that a name may have. None runs code, reads a file or takes much memory."""
+_LARGEST, _MOST = 2048, 512
+"""Largest number in an argument, and number of patches along a side."""
+
+
+def check_source(model: str, arguments: Mapping[str, Any]) -> str:
+    """Require a name with its library, and arguments without code, and return the library."""
+    check.text("model", model)
+    library = model.partition(":")[0]
+    rule = "be timm:NAME, open_clip:NAME:TAG or transformers:NAME"
+    fits = model in SAMPLES or re.fullmatch(_FORM, model)
+    check.require(fits, "model", rule, repr(model[: check.LONGEST]))
+    known = _ARGUMENTS.get(library, ())
+    rule = f"be among {', '.join(known) or 'none'} for {library}"
+    check.known("arguments", arguments, known, rule)
+    rule = f"be a number from 1 to {_LARGEST}, two of them, a flag, a word or ''"
+    for name, value in arguments.items():
+        numbers = value if isinstance(value, list | tuple) and len(value) == 2 else [value]
+        fits = all(type(each) is int and 0 < each <= _LARGEST for each in numbers)
+        fits = fits or type(value) is bool or (isinstance(value, str) and (value + "a").isalnum())
+        check.require(fits, f"arguments[{name!r}]", rule, check.kind(value))
+    sides, patch = (np.ravel(arguments.get(n, _LARGEST)) for n in ("img_size", "patch_size"))
+    rule = f"make at most {_MOST} patches along a side"
+    check.require(max(sides) <= _MOST * min(patch), "arguments", rule, max(sides))
+    return library
+
+
+def named(
+    kind: Kind,
+    model: str,
+    arguments: Mapping[str, Any],
+    own: Any,
+    preparation: Preparation | None = None,
+) -> Network:
+    """Return the network of a name, for a model that was made by it.
+
+    The size of its images is added to the arguments. Weights are not compared.
+
+    Raises:
+        ValueError: If the library makes another network by this name and these arguments.
+    """
+    library, owner = check_source(model, arguments), type(own).__module__.partition(".")[0]
+    name = model.removeprefix(f"{library}:")
+    fits = model in SAMPLES or owner == library or (library, owner) == ("open_clip", "timm")
+    rule = f"have a network of {library}, which {model!r} can be"
+    check.require(fits, "trunk", rule, f"one of type {type(own).__name__}")
+    images, tower = getattr(own, "visual", own), None
+    if preparation is None and library == "timm":
+        preparation = _of_timm(own)
+    elif preparation is None and hasattr(images, "image_size"):
+        preparation = of_open_clip(getattr(images, "preprocess_cfg", {}), images.image_size)
+    if library in _ARGUMENTS:
+        arguments = _completed(library, name, arguments, own)
+    if kind == "clip":
+        from open_clip import get_tokenizer
+
+        tower = TextTower(own, get_tokenizer(name.partition(":")[0]))
+    return Network(model, own, preparation, tower, model, arguments)  # type: ignore[arg-type]
+
+
+def _completed(library: str, name: str, given: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    """Return arguments by which a library makes a network, with its size if that is needed."""
+    images, key = getattr(own, "visual", own), "force_image_size"
+    place = images
+    if library == "timm":
+        place, key = getattr(own, "patch_embed", None), "img_size"
+    size = getattr(place, key.removeprefix("force_"), None)
+    differ: list[str] = []
+    for more in ({}, {key: [*size] if isinstance(size, tuple) else size}):
+        bare = _bare(library, name, more | dict(given))
+        if library == "open_clip" and own is images:
+            bare = bare.visual if hasattr(own, "image_size") else bare.visual.trunk
+        shapes, others = ({k: v.shape for k, v in m.state_dict().items()} for m in (own, bare))
+        heads = tuple(f"{name}." for name in ("head", "head_dist", "fc"))
+        found = [k for k, v in shapes.items() if others.get(k) != v and not k.startswith(heads)]
+        if not found and settings_of(own) == settings_of(bare):
+            return more | dict(given)
+        differ += found or ["settings"]
+    rule = f"make the network from {library}:{name}"
+    raise check.wrong("arguments", rule, f"a network with other {differ[0]}")

@@ -291,7 +291,8 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
             elif path.is_dir():
                 (links if path.is_symlink() else folders).append((path, (*names, named(path.name))))
             elif suffix not in IMAGES:
-                skipped[f"{suffix} is not read" if suffix else "not an image"].append(path)
+                known = re.fullmatch(r"\.[a-z][a-z0-9]{0,5}", suffix)
+                skipped[f"{suffix} is not read" if known else "not an image"].append(path)
             elif results and path.name in RESULTS:
                 skipped["results of fedprompt compare"].append(path)
             elif fault := fault_of(path):
@@ -323,7 +324,8 @@ def _decided(found: Found) -> str | None:
     if depths == {1} and not any(map(_is_split, tops)):
         return "class"
     inner = {names[-1] for names, _ in found if names}
-    splits = all(map(_is_split, tops)) and not any(map(_is_split, inner))
+    trained = "train" in {SPLITS.get(name.lower()) for name in tops}
+    splits = trained and all(map(_is_split, tops)) and not any(map(_is_split, inner))
     return "split/class" if depths == {2} and splits else None
 
 
@@ -371,13 +373,9 @@ def _told(layout: str, found: Found) -> str:
             for name in sorted(filter(_is_split, names))[:1]
         ]
     told += _faults(rows)
-    over = {
-        names[k]
-        for k, level in enumerate(layout.split("/"))
-        if level == "_"
-        for names, _ in found
-        if len(names) > k
-    }
+    told += ["no image is for training"] * ("train" not in {row.split for row in rows})
+    skipped = [k for k, level in enumerate(layout.split("/")) if level == "_"]
+    over = {names[k] for names, _ in found for k in skipped if k < len(names)}
     told += [f"folder `{few(sorted(over))}` is passed over"] * bool(over)
     deep = sum(len(parents) > layout.count("/") + 1 for parents, _ in found)
     told += [f"{counted(len(outside), 'image')} outside of it"] * bool(outside)
@@ -391,9 +389,7 @@ def _faults(rows: Sequence[Row]) -> Iterator[str]:
         yield "all images are in one class" if rows else "no image fits"
     trained = {row.label for row in rows if row.split == "train"}
     tested = {row.label for row in rows if row.split != "train"}
-    if rows and not trained:
-        yield "no image is for training"
-    elif tested and not trained & tested:
+    if trained and tested and not trained & tested:
         yield f"no class of the test images, such as `{min(tested)}`, has training images"
 
 

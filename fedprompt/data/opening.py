@@ -117,7 +117,7 @@ def _upright(file: ImageFile.ImageFile, bits: int | None) -> Image.Image:
     image: Image.Image = file
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "F" or image.mode.startswith("I"):
-        image = Image.fromarray(_eight_bits(np.asarray(image), bits))
+        image = Image.fromarray(eight_bits(np.asarray(image), bits))
     elif image.mode == "P":  # its transparency may be bytes, which RGB does not take
         image = image.convert("RGBA")
     found = image if image.mode == "RGB" else image.convert("RGB")
@@ -126,7 +126,7 @@ def _upright(file: ImageFile.ImageFile, bits: int | None) -> Image.Image:
     return found
 
 
-def _eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
+def eight_bits(levels: np.ndarray, bits: int | None) -> UInt8[np.ndarray, "height width"]:
     """Scale gray levels to 8 bits.
 
     Raises:

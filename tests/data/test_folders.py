@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
+from fedprompt import data
 from fedprompt.data import read_folder
 from fedprompt.data.folders import READ, flags
 from refusals import check_refused, refusals
@@ -51,7 +52,7 @@ def test_depth_and_names_of_splits_decide_and_every_deeper_folder_needs_its_layo
     layout, tmp_path
 ):
     files, domains, counts, decided = LAYOUTS[layout]
-    make(tmp_path, files, "notes.txt", ".DS_Store")
+    make(tmp_path, files, "notes.txt", ".DS_Store", "x.\x1b[1m")
     if not decided:
         reading = re.escape(f"layout='{layout}' (")
         with pytest.raises(ValueError, match=f"read in one way.*{reading}.*Choose by `layout`"):
@@ -126,6 +127,7 @@ AMBIGUOUS = {
     "{a,b}/{train,test}/1.png": ("layout='class/split' (2 classes: a, b)",),
     "train/{n1,n2}/images/1.png": ("layout='split/class' (2 classes: n1, n2; 2 images in",),
     "images/{cat,dog}/1.png": ("layout='_/class' (2 classes: cat, dog; folder `images` is passed",),
+    "test/{a,b}/1.png": ("layout='split/class' (2 classes: a, b; no image is for training)",),
     "one/a/1.png": ("layout='_/class' (1 class: a; all images are in one class",),
 }
 
@@ -141,6 +143,14 @@ def test_a_folder_with_two_readings_is_refused_with_both(files, tmp_path):
         if "all images are in one class" not in str(error.value):
             assert read_folder(tmp_path, layout=layout, skip=True).layout == layout
     assert "--layout class" in flags("with layout='class'")
+
+
+def test_pages_and_the_error_have_the_same_words():
+    root = Path(data.__file__).parents[2]
+    pages = [root / "README.md", root / "docs" / "how-to" / "your-folder.md"]
+    for text in (READ, *(page.read_text() for page in pages)):
+        for words in ("CLASS/*", "{train,val,test}/CLASS/*", "CSV", "very deeper folder needs its"):
+            assert words in text
 
 
 def test_the_user_decides_between_two_readings(tmp_path):
@@ -249,7 +259,6 @@ read_folder(listed("path,label\\no.png,b\\no.png,c")) -> ValueError: list.csv, l
 read_folder(listed("file,label\\na,b\\n")) -> ValueError: list.csv must have columns path and label
 read_folder(make(Path("d"), "a.zip") / "a.zip") -> ValueError: Unpack a.zip first.
 read_folder(make(Path("d"), "a.zip")) -> ValueError: got none, 1 (.zip is not read) in d. Unpack
-read_folder(make(Path("e"), "test/{a,b}/1.png")) -> ValueError: got no image is for training in e
 read_folder(make(Path("g"), "train/{n1,n2}/1.png", "val/images/1.png")) -> ValueError: such as `imag
 read_folder(coop(Path("."), train=[["x.png", 0, "a"]])) -> FileNotFoundError: split_zhou_Pets.json
 read_folder(coop(Path("."), train=[["a\\\\x.png", 0, "a"]])) -> FileNotFoundError: Write paths with

@@ -20,9 +20,3 @@ def test_two_rounds_are_one_training_with_the_batches_of_both():
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()
     torch.testing.assert_close(parameters(predictions, 3), fp.snapshot(model), rtol=0, atol=0)
-
-
-def test_a_newcomer_has_the_initial_values():
-    federation = vit_federation()
-    received = last(local, federation).received(5)
-    torch.testing.assert_close(fp.snapshot(received), fp.snapshot(federation.new_model()))

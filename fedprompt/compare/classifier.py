@@ -1,0 +1,353 @@
+"""Trained classifiers in folders: a state, how the module is made, and the preparation."""
+
+import csv
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+import fedprompt._refusals as check
+import fedprompt.samples  # noqa: F401  (its networks have names)
+from fedprompt import _saved_folder as saved
+from fedprompt._files import path_of
+from fedprompt._saved_folder import Description
+from fedprompt.backbones.fingerprint import fingerprint
+from fedprompt.backbones.pretrained import Network, check_source, network
+from fedprompt.compare import rows
+from fedprompt.interfaces import Method, Round
+from fedprompt.methods import METHODS, ClientData, ClipSetting, Setting, VitSetting
+from fedprompt.prompted_network import rebuilt
+
+NO_DATA = ("rounds", "steps", "seed", "public", "device", "batch_size", "cohort_size", "schedule")
+NO_DATA += ("augment", "make_optimizer", "autocast", "tower", "clip", "trunks")
+"""Fields of a setting that a prediction does not need, or that the network has."""
+PLAIN = (bool, int, float, str, type(None))
+BATCH = 32
+"""Number of images that are classified at a time."""
+
+Picture = str | os.PathLike[str] | Image.Image
+
+
+class Predicted(NamedTuple):
+    """Predictions for some images.
+
+    Attributes:
+        names: Class with the largest probability, for each image.
+        probabilities: Probability of each class, on the CPU.
+    """
+
+    names: list[str]
+    probabilities: Float[Tensor, "images classes"]
+
+
+class Classifier(nn.Module):
+    """Trained classifier of images, with the preparation and the class names of its run.
+
+    Args:
+        module: Prediction of a method, or a network with prompts.
+        network: Its frozen network, and the preparation of images.
+        description: Contents of ``config.json``.
+
+    Attributes:
+        class_names: Names of the classes, in the order of logits.
+        preparation: Steps from an image to an input.
+    """
+
+    def __init__(self, module: nn.Module, network: Network, description: Description) -> None:
+        super().__init__()
+        self.module, self.network, self.description = module, network.model, description
+        self.class_names, self.preparation = list(description.class_names), network.preparation
+        self._tokens = network.tokens if description.inputs == "tokens" else None
+
+    def forward(
+        self, images: Float[Tensor, "batch channels height width"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Return the logits of prepared images, which are moved to the network."""
+        like = next(self.network.parameters())
+        images, half = images.to(like), like.dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(like.device.type, like.dtype) if half else nullcontext():
+            inputs = images if self._tokens is None else self._tokens(images)
+            logits: Tensor = self.module(inputs)
+        return logits.float()
+
+    @torch.no_grad()
+    def predict(self, images: Picture | Sequence[Picture]) -> Predicted:
+        """Classify images, prepared as in the run.
+
+        Args:
+            images: Paths or images of Pillow, or one of them.
+
+        Raises:
+            OSError: If a file cannot be read as an image. The text has its path.
+        """
+        one = isinstance(images, str | os.PathLike | Image.Image)
+        listed: list[Any] = [images] if one else list(images)  # type: ignore[list-item]
+        found = [torch.zeros(0, len(self.class_names))]
+        for start in range(0, len(listed), BATCH):
+            part = listed[start : start + BATCH]
+            inputs = torch.stack([self.preparation(image) for image in part])
+            found.append(self(inputs).softmax(1).cpu())
+        probabilities = torch.cat(found)
+        return Predicted([self.class_names[k] for k in probabilities.argmax(1)], probabilities)
+
+
+def save(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    network: Network,
+    setting: Setting,
+    method: str,
+    make: Callable[..., Method],
+    values: Mapping[str, Any],
+    class_names: Sequence[str],
+    client: int | None,
+    inputs: str,
+    tests: tuple[Tensor, Tensor],
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Save the prediction of a client, or of all clients, so that :func:`load` makes it again.
+
+    The module is made from the description, and its logits on `tests` are compared before
+    anything is written. Then the folder is written at once, and read back.
+
+    Args:
+        folder: Folder, such as ``OUT/models/fedprox-seed0``.
+        model: Prediction, whose state has all that it learned.
+        network: Frozen network of the run.
+        setting: Setting of the method.
+        method: Name of the method, or FILE:NAME. Training alone is "local", or "coop" with a CLIP.
+        make: Function of the method.
+        values: Hyperparameters.
+        class_names: Names of the classes, in the order of labels.
+        client: Client of the model, or None for a model of all clients.
+        inputs: "images", or "tokens" of a CLIP.
+        tests: Some test inputs of `model`, and the same images as :attr:`Network.preparation`
+            prepares them.
+        about: Texts for the card, such as ``{"data": "photos"}``.
+
+    Raises:
+        ValueError: If the setting has functions or tensors, so that it cannot be written, or the
+            module that is made again has other logits.
+    """
+    plain = plain_fields(setting)
+    described = Description(
+        kind="clip" if isinstance(setting, ClipSetting) else "vit",
+        model=network.source,
+        arguments=dict(network.arguments),
+        fingerprint=network.fingerprint,
+        preparation=network.preparation,
+        class_names=tuple(class_names),
+        method=method,
+        values=dict(values),
+        setting=plain,
+        client=client,
+        inputs=inputs,  # type: ignore[arg-type]
+        about=dict(about or {}),
+    )
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    again = Classifier(made(described, state, network, make, setting.device), network, described)
+    with torch.no_grad():
+        expected, found = model.eval()(tests[0]).float(), again(tests[1])
+    apart = float((expected - found.to(expected)).abs().max())
+    rule = "have a state from which it is made again with the same logits"
+    fits = apart <= 1e-5 * max(1.0, float(expected.abs().max()))
+    check.require(fits, "model", rule, f"a difference of {apart:.2g} for {method}")
+    path = path_of("folder", folder, of="folder")
+    name = path.resolve().name
+    call = f'model = compare.load("{name}")\nprint(model.predict(["image.png"]))'
+    card = saved.card(described, name, f"from fedprompt import compare\n\n{call}")
+    saved.write(path, described, state, card)
+    _, back = saved.read(path)
+    same = all(torch.equal(back[key], value.cpu()) for key, value in state.items())
+    check.require(same and back.keys() == state.keys(), "folder", "be read as it was written", path)
+
+
+def plain_fields(setting: Setting) -> dict[str, Any]:
+    """Return the fields of a setting on which its predictions depend, and that are not defaults.
+
+    Raises:
+        ValueError: If such a field is a function or a tensor.
+    """
+    found = {}
+    for one in fields(setting):
+        value = getattr(setting, one.name)
+        usual = one.default_factory() if one.default_factory is not MISSING else one.default
+        if one.name in NO_DATA or not one.init or value is usual or value == usual:
+            continue
+        listed = [*value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        parts = np.ravel(np.array(listed, dtype=object)).tolist()
+        fits = all(isinstance(part, PLAIN) for part in parts)
+        rule = "be plain, so that a classifier can be written; give it to the method"
+        check.require(fits, f"setting.{one.name}", rule, check.kind(value))
+        found[one.name] = listed
+    return found
+
+
+def made(
+    described: Description,
+    state: Mapping[str, Tensor] | None,
+    network: Network,
+    make: Callable[..., Method],
+    device: torch.device | str,
+) -> nn.Module:
+    """Make the prediction of a method for a client without data, and load its state."""
+    given = {"rounds": 1, "steps": 1, "device": device, "public": network.inputs.to(device)}
+    given |= described.setting
+    if described.kind == "clip":
+        setting: Setting = ClipSetting(tower=network.tower, **given)  # type: ignore[arg-type]
+    else:
+        setting = VitSetting(trunk=network.trunk, **given)
+    images = network.inputs.to(device)
+    inputs = network.tokens(images) if described.inputs == "tokens" else images
+    with torch.device(device), torch.enable_grad():
+        method = make(setting, **{name: _tuple(value) for name, value in described.values.items()})
+        client = described.client or 0
+        data = ClientData(
+            setting, client, 0, torch.zeros(1, dtype=torch.int64), lambda at: inputs[at]
+        )
+        model: nn.Module = Round(-1, method.server.state, {}).model(method, data)
+    if state is not None:
+        model.load_state_dict(dict(state))
+    return model.eval()
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def load(
+    folder: str | os.PathLike[str],
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    network: Network | None = None,
+    class_names: Sequence[str] | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Classifier:
+    """Load a classifier from its folder, without data and without training.
+
+    Args:
+        folder: Folder of :func:`save`, or of :func:`fedprompt.save_prompts`.
+        weights: File or folder of the network's weights. If None, its library loads them.
+        network: Network, for one that has no name.
+        class_names: Other class names, for a CLIP whose method learned nothing for each class.
+        device: Device of the network.
+        dtype: Dtype of the network, such as torch.bfloat16. If None, float32.
+
+    Raises:
+        ValueError: If a file is damaged, or weights are of another network.
+    """
+    described, state = saved.read(path_of("folder", folder, of="folder"))
+    frozen = network or _network(described, weights)
+    saved.check_fingerprint(described, _fingerprint(described, frozen))
+    frozen = replace(frozen, preparation=described.preparation or frozen.preparation)
+    frozen.model.to(device)
+    if not described.method:
+        module: nn.Module = rebuilt(described, state, frozen).to(device).eval()
+    else:
+        make = function_of(described.method)
+        if class_names is not None:
+            described, state = _renamed(described, state, frozen, make, class_names)
+        module = made(described, state, frozen, make, device)
+    classifier = Classifier(module, frozen, described)
+    return classifier if dtype is None else classifier.to(dtype)
+
+
+def _network(described: Description, weights: Any) -> Network:
+    rule = "be given, because the folder does not name its network"
+    check.require(described.model or weights is not None, "weights", rule, None)
+    if described.model:
+        check_source(described.model, described.arguments)
+        return network(
+            described.model, described.kind, weights=weights, arguments=described.arguments
+        )
+    return network(os.fspath(weights), described.kind)
+
+
+def _fingerprint(described: Description, frozen: Network) -> Mapping[str, str]:
+    if described.method:
+        return frozen.fingerprint
+    return fingerprint(frozen.model if described.kind == "clip" else frozen.trunk)
+
+
+def function_of(method: str) -> Callable[..., Method]:
+    """Return the function of a method of the gallery, or of FILE:NAME."""
+    if method in METHODS:
+        return METHODS[method].make
+    path, _, name = method.rpartition(":")
+    return rows.read_methods(Path(path))[name]
+
+
+def _renamed(
+    described: Description,
+    state: Mapping[str, Tensor],
+    frozen: Network,
+    make: Callable[..., Method],
+    class_names: Sequence[str],
+) -> tuple[Description, dict[str, Tensor]]:
+    """Return the description and the state for other classes.
+
+    What differs between new modules of the old and of the new names is made from names, so it is
+    that of the new module. It must not have been trained.
+    """
+    rule = "be those of the folder, because it is not of a CLIP"
+    check.require(described.kind == "clip", "class_names", rule, check.kind(class_names))
+    names = {"class_names": list(class_names), "num_classes": len(class_names)}
+    other = replace(described, class_names=tuple(class_names), setting=described.setting | names)
+    old, new = (made(each, None, frozen, make, "cpu").state_dict() for each in (described, other))
+    found = dict(state)
+    for name, value in new.items():
+        if value.shape != old[name].shape or not torch.equal(value, old[name]):
+            rule = f"be those of the folder, because {described.method} learned {name!r} for each"
+            check.require(
+                torch.equal(state[name], old[name]), "class_names", rule, len(class_names)
+            )
+            found[name] = value
+    return other, found
+
+
+def predict(arguments: Sequence[str] | None = None) -> None:
+    """Run ``fedprompt predict FOLDER IMAGES...``, which prints a CSV of probabilities."""
+    from fedprompt.compare.command import OneLine
+
+    parser = OneLine("fedprompt predict", description=predict.__doc__)
+    parser.add_argument("folder", type=Path, help="folder of a trained classifier")
+    parser.add_argument("images", nargs="+", help="images, or folders of images")
+    parser.add_argument("--weights", help="file or folder of the network's weights")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args(arguments)
+    try:
+        model = load(args.folder, weights=args.weights, device=args.device)
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(["image", "class", *model.class_names])
+        files = files_of(args.images)
+        for start in range(0, len(files), BATCH):
+            part = files[start : start + BATCH]
+            found = model.predict(part)
+            for path, name, row in zip(part, *found, strict=True):
+                out.writerow([path, name, *(f"{value:.6g}" for value in row.tolist())])
+    except (ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"fedprompt predict: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def files_of(paths: Sequence[str]) -> list[str]:
+    """Return image files, and those of folders, in the order of their names."""
+    endings = {each for each, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    found = []
+    for path in map(Path, paths):
+        inner = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in endings]
+        found += [*map(str, inner)] if path.is_dir() else [str(path)]
+    return found
