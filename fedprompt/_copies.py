@@ -1,12 +1,15 @@
 """Copies of what a function receives and returns, as if it had been sent."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
+
+_DENSE = torch.contiguous_format
+_PLAIN = {type(None), bool, int, float, str}
 
 
 def copied(tree: Any, given: Any = None) -> Any:
@@ -21,28 +24,32 @@ def copied(tree: Any, given: Any = None) -> Any:
 
 def _copied(part: Any, given: set[int]) -> Any:
     if isinstance(part, Tensor):
-        if id(part) in given and part.is_contiguous() and not part.requires_grad:
+        dense = part.is_contiguous() and not part.requires_grad
+        if id(part) in given and dense:
             given.remove(id(part))  # another name of it gets a copy
             return part
-        return part.detach().clone(memory_format=torch.contiguous_format)
-    if part is None or isinstance(part, str | int | float):
+        return part.clone() if dense else part.detach().clone(memory_format=_DENSE)
+    kind = type(part)
+    if kind in _PLAIN:
         return part
+    if isinstance(part, tuple):
+        parts = [_copied(child, given) for child in part]
+        if hasattr(part, "stateful"):  # a round has more than its fields
+            return part._replace(**dict(zip(part._fields, parts, strict=True)))
+        return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
     if isinstance(part, Mapping):
         return {key: _copied(child, given) for key, child in part.items()}
-    if hasattr(part, "_fields"):
-        return part._replace(**{key: _copied(getattr(part, key), given) for key in part._fields})
-    if type(part) in (list, tuple):
-        return type(part)(_copied(child, given) for child in part)
+    if kind is list:
+        return [_copied(child, given) for child in part]
     return copy.deepcopy(part)
 
 
-def _tensors(part: Any) -> list[Tensor]:
+def _tensors(part: Any) -> Iterator[Tensor]:
     if isinstance(part, Tensor):
-        return [part]
-    parts = part.values() if isinstance(part, Mapping) else part
-    if not isinstance(part, Mapping | list | tuple):
-        return []
-    return [tensor for child in parts for tensor in _tensors(child)]
+        yield part
+    elif isinstance(part, Mapping | list | tuple):
+        for child in part.values() if isinstance(part, Mapping) else part:
+            yield from _tensors(child)
 
 
 def shared_until_written(tensor: Tensor) -> Tensor:
