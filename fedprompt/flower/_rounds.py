@@ -182,6 +182,7 @@ class Wire:
         """How messages stand in Flower's records."""
         return Plain() if self.plain else Encoded()
 
+    @kept_streams()
     def address(
         self,
         exchange: int,
@@ -201,8 +202,7 @@ class Wire:
             if client not in nodes:
                 LOG.warning("round %d: client %d is left out: it has no node", server_round, client)
                 continue
-            with kept_streams():
-                answer = calls.answer(client, state)
+            answer = calls.answer(client, state)
             header = Header(self.fingerprint(client), exchange, "", {"seed": str(self.seed)})
             records, blob = self.form.request(answer, header, config)
             content = contents.setdefault(blob, records)

@@ -185,9 +185,6 @@ def test_methods_that_are_no_plain_sum_are_refused(method, text):
 def test_rows_of_unlike_weights_are_refused_at_the_client(log):
     method = made()
 
-    def train(data, answer, state):
-        return {n: fp.Weighted(v, torch.tensor(float(len(n + v.shape)))) for n, v in answer.items()}
-
     def rows(data, answer, state):
         weights = {"w": torch.ones(1000), "b": torch.ones(3)}
         return {n: fp.Weighted(v, weights[n]) for n, v in answer.items()}, state
@@ -218,7 +215,7 @@ def test_one_huge_reply_does_not_freeze_an_adaptive_rule(client, size, log):
     hostile = grid_of(False, method=method._replace(client=train))
     own.start(hostile, ArrayRecord(), num_rounds=2)
     assert_equal(own.now.server, honest.now.server)
-    assert [line[:30] for line in log] == [f"round {r}: client {client} is dropped" for r in (0, 1)]
+    assert [line[:28] for line in log] == [f"round {r}: client {client} is dropped" for r in (0, 1)]
 
 
 def test_one_huge_weight_does_not_take_the_mean(log):
