@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from tasks import patches
-from tasks.core import Machine
-from tasks.photos import DINO
+from studies import patches
+from studies.core import Machine
+from studies.photos import DINO
 
 weights, path = sys.argv[1:]
 row = patches.ROWS[1]  # mass 1
@@ -23,15 +23,15 @@ method = patches.method(row, trial)
 *_, now = fp.run_rounds(method, trial.federation)
 model = now.model(method, trial.federation, 0)
 side = patches.CANVAS // 14
-known = (trial.mixes[0] > 0)[trial.test_cells].nonzero()[:4, 0].tolist()
+known = (trial.tests.mixes[0] > 0)[trial.tests.cells].nonzero()[:4, 0].tolist()
 figure, axes = plt.subplots(2, len(known), figsize=(8, 4.2), layout="constrained")
 for column, image in enumerate(known):
-    label = trial.test_cells[image]
+    label = trial.tests.cells[image]
     prototypes = torch.stack(
         [part.weight[label] for part in (model.shared, model.private)]
     )
     cost = 1 - F.cosine_similarity(
-        trial.test[image, 1:, None], prototypes[None], dim=-1
+        trial.tests.inputs[image, 1:, None], prototypes[None], dim=-1
     )
     with torch.no_grad():
         patch, prototype = (

@@ -1,37 +1,40 @@
 """Compare methods on a folder of images.
 
 fedprompt compare photos --vit vit_base_patch16_224 --methods fedprox,fedvpt,mine.py:my_method
+fedprompt compare photos --vit digits-B --methods fedprox:learning_rate=0.003,fedlora:rank=8
 fedprompt compare photos --clip ViT-B-16-quickgelu:openai --methods promptfl,fedotp --shots 16
 fedprompt compare domains --vit NAME=FILE --methods fedprox --clients domains --leave-one-out
 torchrun --nproc-per-node 2 -m fedprompt.compare photos --vit NAME --methods fedprox
 
-The folder has images as CLASS/*, {train,test}/CLASS/*, DOMAIN/CLASS/*,
-CLIENT/{train,test}/CLASS/*, {train,test}/DOMAIN/CLASS/*, or as a list (CSV, or split_zhou_*.json of
-CoOp). Each finished run is a line of OUT/records.jsonl, so a killed command continues. Several
-commands may write to one OUT. Each runs all that has no record when it starts, so give them
-different methods.
+The folder has images as CLASS/*, {train,test}/CLASS/*, or in another layout (--layout), or as a
+list (CSV, or split_zhou_*.json of CoOp). Each finished run is a line of OUT/records.jsonl, so a
+killed command continues, also within a run. A run of other images, network, budget or versions is
+refused. Several commands may write to one OUT. Each runs all that has no record when it starts, so
+give them different methods.
 """
 
 import argparse
-import inspect
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import Field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from fedprompt.compare import ranks
+from fedprompt.compare import classifier, ranks
 from fedprompt.compare.folder import folder
-from fedprompt.compare.problems import Problem
-from fedprompt.compare.results import check_device, check_folder, run
-from fedprompt.compare.rows import chosen
-from fedprompt.compare.trials import CompareError
+from fedprompt.compare.problems import Budget, Problem, Protocol
+from fedprompt.compare.report import check_device, check_folder, estimate, run
+from fedprompt.compare.trials import CompareError, Machine
 
 NAME = "fedprompt compare"
+OTHERS = {"skip": "skip-damaged"}
+"""Arguments of Python whose flag has another name."""
 
 
 class OneLine(argparse.ArgumentParser):
@@ -49,34 +52,46 @@ def flags() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", type=Path, help="images, or a list of them")
     network = parser.add_mutually_exclusive_group(required=True)
-    network.add_argument("--vit", help="vision transformer: NAME, or NAME=FILE")
-    network.add_argument("--clip", help="CLIP: NAME, or NAME=FILE")
-    add("--methods", required=True, help="names, or FILE:NAME of your own, separated by commas")
-    add("--clients", help="domains, iid:N, dirichlet:ALPHA:N or pathological:K:N")
-    add("--layout", help="layout of the folder, if it can be read in two ways")
-    add("--skip-damaged", action="store_true", help="leave out damaged images")
+    network.add_argument("--vit", help="vision transformer: NAME, or NAME=FILE; digits-B is small")
+    network.add_argument("--clip", help="CLIP: NAME, or NAME=FILE; emoji is small")
+    add("--methods", required=True, help="NAME, NAME:VALUE=NUMBER, or FILE:NAME, with commas")
+    add("--test", type=Path, help="folder of further tests")
+    add("--layout", help="layout of the folder")
+    add("--skip-damaged", action="store_true", help="leave out damaged images", dest="skip")
+    add("--allow", default="", help="names of doubts about the folder, with commas")
     add("--size", type=count, help="side of the images in pixels")
     add("--template", default="a photo of a {}.", help="sentence around a class name")
-    protocols = parser.add_argument_group("protocols")
-    protocols.add_argument("--shots", type=count, help="training images of each class")
-    protocols.add_argument("--base-to-new", action="store_true", help="half of the classes train")
-    protocols.add_argument("--leave-one-out", action="store_true", help="each domain in turn")
-    protocols.add_argument("--test", type=Path, help="folder of further tests")
-    protocols.add_argument("--newcomers", type=count, default=0, help="clients that never train")
+    _add(parser.add_argument_group("protocol"), Protocol)
     budget = parser.add_argument_group("budget, the same for all methods")
-    budget.add_argument("--rounds", type=count, default=10)
-    budget.add_argument("--steps", type=count, help="batches of a client; default: an epoch")
-    budget.add_argument("--batch-size", type=count, help="default: a quarter of a client, 4 to 32")
-    budget.add_argument("--cohort-size", type=count, help="clients in a round; default: at most 10")
+    _add(budget, Budget)
     budget.add_argument("--seeds", type=count, default=3, help="number of seeds, from 0 on")
     budget.add_argument("--tune", type=count, default=1, help="trials of each method")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", default="cpu")
     machine.add_argument("--workers", type=count, help="processes; default: cores of the CPU")
-    machine.add_argument("--autocast", choices=["bfloat16"], help="dtype of the batches")
     machine.add_argument("--shrink", type=share, default=1.0, help="share of a run, to try it")
     machine.add_argument("--out", type=Path, help="folder of results; default: FOLDER-results")
+    machine.add_argument("--again", action="store_true", help="begin anew, in a folder beside OUT")
+    machine.add_argument("--estimate", action="store_true", help="print time and memory, and stop")
     return parser
+
+
+def _add(group: Any, kind: type[Protocol] | type[Budget]) -> None:
+    """Add a flag for each field of a dataclass."""
+    for one in fields(kind):
+        group.add_argument(_flag(one.name), help=one.metadata["help"], **_kind_of(one))
+
+
+def _kind_of(one: "Field[Any]") -> dict[str, Any]:
+    if one.type is bool:
+        return {"action": "store_true"}
+    if one.name == "autocast":
+        return {"choices": ["bfloat16"]}
+    return {"type": str if "str" in str(one.type) else count, "default": one.default}
+
+
+def _flag(name: str) -> str:
+    return f"--{OTHERS.get(name, name).replace('_', '-')}"
 
 
 def count(text: str) -> int:
@@ -110,47 +125,74 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         check_folder(args.out)
         check_device(args.device)
-        methods = [name.strip() for name in args.methods.split(",")]
-        chosen(methods, "one model" if args.vit else "CLIP")  # before anything is read
         problem = problem_of(args, say)
         ranks.begin()
-        compare(problem, methods, args, shlex.join([*NAME.split(), *given]))
+        compare(problem, args, shlex.join([*NAME.split(), *given]))
     except (CompareError, ValueError, OSError, ModuleNotFoundError) as error:
-        first = str(error).strip().replace("\n", " ").replace("`skip=True`", "--skip-damaged")
-        print(f"{NAME}: {first or type(error).__name__}", file=sys.stderr)
+        print(f"{NAME}: {flagged(error, vars(args))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"{NAME}: stopped; the same command continues.", file=sys.stderr)
+        where = f" with --out {args.out}" if args.again else ""
+        print(f"{NAME}: stopped; the same command{where} continues.", file=sys.stderr)
         sys.exit(130)
+
+
+def flagged(error: Exception, known: dict[str, object]) -> str:
+    """Return an error as one line, in which arguments of Python are flags."""
+    text = str(error).strip().replace("\n", " ") or type(error).__name__
+    names = "|".join(known.keys() - {"folder"})
+    return re.sub(rf"`({names})(=True)?`", lambda found: _flag(found[1]), text)
 
 
 def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Problem:
     """Read the folder and the network."""
-    same = inspect.signature(folder).parameters.keys() & vars(args).keys()
-    given = {name: getattr(args, name) for name in same}
+    names = [one.name for kind in (Protocol, Budget) for one in fields(kind)]
+    names += ["vit", "clip", "test", "layout", "skip", "size", "template"]
+    given = {name: getattr(args, name) for name in names}
+    given["allow"] = [name for name in args.allow.split(",") if name]
     given["autocast"] = torch.bfloat16 if args.autocast else None
-    where = {"skip": args.skip_damaged, "cache": args.out / "cache"}
-    return folder(args.folder, **given, **where, say=say)
+    return folder(args.folder, **given, cache=args.out / "cache", say=say)
 
 
-def compare(problem: Problem, methods: Sequence[str], args: argparse.Namespace, line: str) -> None:
-    """Run the methods, and print and write the results."""
+def compare(problem: Problem, args: argparse.Namespace, line: str) -> None:
+    """Run the methods, and print the results."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     one = ranks.started() or torch.device(args.device).type != "cpu"
     workers = 1 if one else args.workers or cores or 1
-    how = {name: getattr(args, name) for name in ("seeds", "out", "tune", "device", "shrink")}
-    results = run(problem, methods, workers=workers, **how)
+    how: dict[str, Any] = {"seeds": args.seeds, "tune": args.tune, "workers": workers}
+    methods = split(args.methods)
+    if args.estimate:
+        print(estimate(problem, methods, **how, machine=Machine(args.device, args.shrink)))
+        return
+    where = {"out": args.out, "again": args.again, "device": args.device, "shrink": args.shrink}
+    results = run(problem, methods, **how, **where, command=line)
     if ranks.rank() > 0:
         return
-    print(f"\n{results}\n")
-    print(results.save(args.out, command=line))
+    print(f"\n{results}\n\nTables: {results.folder}")
     if results.failed:
         sys.exit(1)
 
 
+def split(text: str) -> list[str]:
+    """Divide methods at commas, of which some are between the values of one method."""
+    found = list[str]()
+    for part in (each.strip() for each in text.split(",")):
+        if found and re.match(r"[A-Za-z_]\w*=", part) and re.search(r":[A-Za-z_]\w*=", found[-1]):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
 def command() -> None:
-    """Run `fedprompt compare ...`."""
-    if sys.argv[1:2] != ["compare"]:
-        print("usage: fedprompt compare FOLDER ...; see fedprompt compare --help", file=sys.stderr)
+    """Run `fedprompt compare ...` or `fedprompt predict ...`."""
+    programs = {"compare": main, "predict": classifier.predict}
+    if not {*sys.argv[1:2]} & programs.keys():
+        usage = "fedprompt compare FOLDER ..., or fedprompt predict FOLDER IMAGES ..."
+        print(f"usage: {usage}; see fedprompt compare --help", file=sys.stderr)
         sys.exit(2)
-    main(sys.argv[2:])
+    programs[sys.argv[1]](sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

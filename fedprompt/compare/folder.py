@@ -3,12 +3,12 @@
 import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache, partial
+from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import finalize
 
 import numpy as np
@@ -16,23 +16,33 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
+import fedprompt.samples  # noqa: F401, whose networks have names
 from fedprompt import data
 from fedprompt._files import path_of
-from fedprompt.backbones.features import precompute
 from fedprompt.backbones.pretrained import Network, network
-from fedprompt.compare import divisions, experiments, identity, own
-from fedprompt.compare.divisions import Division
-from fedprompt.compare.images import UNREADABLE, decoded, stamp
-from fedprompt.compare.own import Chosen, Data
-from fedprompt.compare.pipeline import Preparation, prepared_trunk
-from fedprompt.compare.problems import Problem
-from fedprompt.compare.trials import CompareError, Further
+from fedprompt.compare import problems, stamps
+from fedprompt.compare.images import UNREADABLE, decoded, prepared_trunk
+from fedprompt.compare.problems import Budget, Data, Problem, Protocol
+from fedprompt.compare.tokens import Tokens
+from fedprompt.compare.trials import Chosen, CompareError, Further
+from fedprompt.data import divisions, protocols
+from fedprompt.data.divisions import Division
+from fedprompt.data.opening import common_depth
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 
 ALPHA, MOST, EACH = 0.3, 10, 20
 """Division of a folder without domains, if none is given: concentration, and up to so many clients
 with this number of training images on average."""
-BASE = {"full": "base classes", "new": "new classes", "h": "H"}
+BASE = {
+    "full": "base classes",
+    "balanced": "base classes, balanced",
+    "new": "new classes",
+    "new_balanced": "new classes, balanced",
+    "h": "H",
+    "h_balanced": "H, balanced",
+    "own": "own base tests",
+    "own_balanced": "own base tests, balanced",
+}
 
 
 class Part(NamedTuple):
@@ -56,60 +66,74 @@ class Store:
     """Images of a folder, and what the frozen network makes of them.
 
     Attributes:
-        pixels: Images, uint8, as large as those of the network.
-        folder: Their labels, domains and splits.
-        network: Network.
-        cache: Folder of files, or None.
+        folder: Labels, domains and splits.
+        network: Network, with the preparation of all images.
+        content: Digest of the files.
+        cache: Folder of files.
     """
 
-    pixels: Tensor
     folder: data.Folder
     network: Network
+    content: str
     cache: Path
 
-    def inputs(self, positions: np.ndarray, kind: str, device: str) -> Chosen:
-        """Return inputs of methods: images, or for a CLIP the tokens of its image tower."""
-        places = torch.from_numpy(positions)
-        if self.network.tower is None:
-            return Chosen(self.pixels, places)
-        prepare = preparation(self.network)
+    @cached_property
+    def levels(self) -> Tensor:
+        """Images, resized and cropped for the network, which are decoded once."""
+        how: dict[str, Any] = {"content": self.content, "preparation": self.network.preparation}
+        return decoded(self.folder, self.cache, **how)[0]
+
+    def inputs(
+        self, keep: np.ndarray, family: str, kind: str, device: str, needed: Tensor
+    ) -> Chosen:
+        """Return inputs of methods: images, or for a CLIP the tokens of its image tower.
+
+        Args:
+            keep: Positions of the images of a partition.
+            family: Family of models of the method.
+            kind: Kind of its inputs.
+            device: Device of the image tower.
+            needed: Positions in `keep` of the images that are read.
+        """
+        places = torch.from_numpy(keep)
+        if family != "CLIP":
+            return Chosen(self.levels, places)
         if kind == "images":
-            return Chosen(self.pixels, places, prepare)
-        return Chosen(self.tokens(prepare, device), places)
+            return Chosen(self.levels, places, self.network.preparation.normalized)
+        tokens = self.tokens(torch.device(device).type)
+        tokens.need(places[needed])
+        return Chosen(tokens, places)
 
-    def tokens(self, prepare: Preparation, device: str) -> Tensor:
-        """Compute the tokens once, and map the file."""
-        side, identity = self.network.preparation.size[0], self.network.fingerprint["weights"]
-        name = f"{stamp(self.folder)}-{side}px-{identity[:12]}.npy"
-        path = self.cache / name
-        if not whole(path, len(self.pixels)):
-            model, prepared = self.network.model.to(device), prepare.to(device)
-            encode: Any = lambda images: self.network.tokens(prepared(images)).cpu()  # noqa: E731
-            found = precompute(encode, self.pixels, batch_size=64)
-            model.to("cpu")
-            part = path.with_name(f"{path.name}.{os.getpid()}.part")
-            with part.open("wb") as file:
-                np.save(file, found.numpy())
-            part.replace(path)
-        return torch.from_numpy(np.load(path, mmap_mode="c"))
+    @lru_cache(2)  # noqa: B019
+    def tokens(self, device: str) -> Tokens:
+        """Return the tokens of all images, which are computed once."""
+        model, prepare = self.network.model, self.network.preparation.normalized
+
+        def encode(positions: Tensor) -> Tensor:
+            with torch.no_grad():
+                model.to(device)
+                images = prepare(self.levels[positions].to(device))
+                found = self.network.tokens(images).cpu()
+                model.to("cpu")
+                return found
+
+        made = stamps.digest(self.known, self.network.fingerprint, device)
+        return Tokens(self.cache / f"tokens-{made}", len(self.folder), encode)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What tells images and labels from others, whatever the place of their files."""
+        found = self.folder
+        read = stamps.told([found.labels, found.domains, found.split.tolist()])
+        names = found.class_names, found.domain_names
+        labels = stamps.digest(read, names)
+        how = stamps.digest(asdict(self.network.preparation))
+        return {"images": self.content, "labels": labels, "preparation": how}
 
 
-Tests = tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None]
-"""Images, positions of tests, their labels, and the names of their classes, if they are others."""
-
-
-def whole(path: Path, count: int) -> bool:
-    """Return whether a file has an array of a length, and is not damaged."""
-    try:
-        return len(np.load(path, mmap_mode="r")) == count
-    except (FileNotFoundError, ValueError, EOFError):
-        return False
-
-
-def preparation(made: Network) -> Preparation:
-    """Return the preparation of a network's images, which already have its size."""
-    own = made.preparation
-    return Preparation(own.size[0], own.mean, own.std, own.interpolation)
+Tests = tuple[Store, np.ndarray, np.ndarray, Sequence[str] | None, bool]
+"""Images, positions of tests, their labels, the names of their classes if they are others, and
+whether clients train on such images."""
 
 
 def folder(
@@ -118,22 +142,14 @@ def folder(
     vit: Any = None,
     clip: Any = None,
     size: int | None = None,
-    clients: str | None = None,
-    shots: int | None = None,
-    base_to_new: bool = False,
-    leave_one_out: bool = False,
     test: str | os.PathLike[str] | None = None,
-    newcomers: int = 0,
     layout: str | None = None,
     skip: bool = False,
-    rounds: int = 10,
-    steps: int | None = None,
-    cohort_size: int | None = None,
-    batch_size: int | None = None,
-    autocast: torch.dtype | None = None,
+    allow: Sequence[str] = (),
     template: str = "a photo of a {}.",
     cache: str | os.PathLike[str] | None = None,
     say: Callable[[str], object] = lambda text: None,
+    **options: Any,
 ) -> Problem:
     """Make a problem from a folder of images, which :func:`fedprompt.data.read_folder` reads.
 
@@ -145,29 +161,19 @@ def folder(
         vit: Vision transformer: a name of timm, open_clip or transformers, NAME=FILE, or a model.
         clip: CLIP, in the same way.
         size: Side of the images in pixels. If None, that of the network.
-        clients: ``"domains"``, ``"folders"``, ``"iid:N"``, ``"dirichlet:ALPHA:N"`` or
-            ``"pathological:K:N"``. If None, domains are clients; without any, two to ten clients
-            with Dirichlet shares of the classes.
-        shots: Number of training images of each class, of all clients together. If None, all.
-        base_to_new: Whether clients train on the first half of the classes, and are also tested on
-            the others (``experiments.base_to_new``).
-        leave_one_out: Whether each domain in turn is left out, and the others are clients
-            (``experiments.leave_one_domain_out``).
         test: Folder of further tests, of the same or of other classes
-            (``experiments.transfer``). Without a split, all of its images are tests.
-        newcomers: Number of clients, the last ones, that never train.
-        layout: Layout of the folder. If None, it is found. A folder of further tests that can be
-            read in two ways is read in the layout of the folder.
+            (:func:`fedprompt.data.protocols.transfer`). Without a split, all of its images are
+            tests. It has the layout of the folder, if it can be read in several ways.
+        layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
-        rounds: Number of rounds.
-        steps: Number of batches of a client in a round. If None, an epoch of an average client.
-        cohort_size: Number of clients in a round. If None, all, but at most ten.
-        batch_size: Number of images in a batch. If None, a quarter of those of an average client,
-            from 4 to 32.
-        autocast: torch.bfloat16, or None for float32.
+        allow: Names of doubts (:func:`fedprompt.data.examine`) that do not stop the call.
         template: Sentence around a class name, for CLIP.
         cache: Folder of decoded images and tokens. If None, a temporary one.
         say: Function that is called with the description of the folder and of the clients.
+        **options: Protocol: `clients` (``"domains"``, ``"folders"``, ``"iid:N"``,
+            ``"dirichlet:ALPHA:N"`` or ``"pathological:K:N"``), `shots`, `base_to_new`,
+            `leave_one_out`, `newcomers`. Budget: `rounds`, `epochs` or `steps`, `batch_size`,
+            `cohort_size`, `autocast`. Each has a line in ``fedprompt compare --help``.
 
     Raises:
         ValueError: If the folder, the network or the division cannot be used.
@@ -183,90 +189,196 @@ def folder(
         ...         Path(root, place).mkdir(parents=True)
         ...         for name in ("1.png", "2.png"):
         ...             Image.new("RGB", (32, 32)).save(Path(root, place, name))
-        ...     problem = folder(root, vit=model)
-        >>> problem.family("")
-        'one model'
+        ...     problem = folder(root, vit=model, rounds=2)
+        >>> problem.families
+        ('one model',)
     """
-    given = {name: value for name, value in locals().items() if name not in ("root", "say")}
-    own.check_counts(given)
-    for name in ("clients", "template"):
-        check.optional(check.text, name, given[name])
-        check.require(given[name] != "", name, "not be empty", repr(given[name]))
-    for name in ("base_to_new", "leave_one_out"):
-        check.flag(name, given[name])
-    for name in ("cache", "test"):
-        check.optional(path_of, name, given[name], of="folder")
-    check.function("say", say)
-    if template.count("{}") != 1:
-        raise check.wrong("template", "have one {} for the name of a class", repr(template))
-    if (vit is None) == (clip is None):
-        raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
-    if base_to_new and (leave_one_out or clip is None):
-        raise CompareError("`base_to_new` needs a CLIP, and no `leave_one_out`.")
-    found = [data.read_folder(root, layout=layout, skip=skip)]
-    found += [] if test is None else [read_tests(test, found[0].layout, skip)]
+    protocol, budget = problems.split_options(options)
+    check_given(vit, clip, size, test, template, cache, say, protocol)
+    found = [with_tests(data.read_folder(root, layout=layout, skip=skip), divisions.SHARE)]
+    found += [] if test is None else [with_tests(read_tests(test, found[0].layout, skip), 1)]
     say("\n".join(map(str, found)))
-    kind = "vit" if clip is None else "clip"
-    made = network(vit if clip is None else clip, kind, size=size, argument=f"--{kind}")
+    kind: Literal["vit", "clip"] = "vit" if clip is None else "clip"
+    made = network(vit if clip is None else clip, kind, size=size)
+    content = read(found, clip is not None, protocol, allow, say)
+    bits = common_depth(path for each in found for path in each.paths)
+    made = replace(made, preparation=replace(made.preparation, bits=bits))
+    say(str(made.preparation))
     where = Path(mkdtemp() if cache is None else cache)
-    shares = divisions.SHARE, 1  # of another folder without a split, all images are tests
-    stores = [stored(*pair, made, where, skip) for pair in zip(found, shares, strict=False)]
-    for store in stores:
-        if lost := store.folder.skipped.get(UNREADABLE):
-            say(f"Left out, because they cannot be read: {len(lost)}.\n{store.folder}")
+    stores = [stored(each, content, made, where, skip, say) for each in found]
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
-    title = f"{Path(root).resolve().name}, {made.name}"
+    same = {"vit": vit, "clip": clip, "size": size, "test": test, "layout": layout, "skip": skip}
+    same |= {"allow": tuple(allow), "template": template, "cache": where}
+    given = {**same, **options}
     again = partial(_again, os.fspath(root), tuple(given.items()))
-    return replace(_problem(stores, given, title, say), again=again)
+    title = f"{Path(root).resolve().name}, {made.name}"
+    return replace(_problem(stores, protocol, budget, template, title, say), again=again)
+
+
+def check_given(
+    vit: Any,
+    clip: Any,
+    size: Any,
+    test: Any,
+    template: Any,
+    cache: Any,
+    say: Any,
+    protocol: Protocol,
+) -> None:
+    """Require arguments of :func:`folder` before anything is read."""
+    check.optional(check.count, "size", size)
+    check.text("template", template)
+    if template.count("{}") != 1:
+        raise check.wrong("template", "have one {} for the name of a class", repr(template))
+    for name, path in {"cache": cache, "test": test}.items():
+        check.optional(path_of, name, path, of="folder")
+    check.function("say", say)
+    if (vit is None) == (clip is None):
+        raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
+    if protocol.base_to_new and (protocol.leave_one_out or clip is None):
+        raise CompareError("`base_to_new` needs `clip`, and no `leave_one_out`.")
+
+
+_OPTIONS = [
+    Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+    for kind in (Protocol, Budget)
+    for one in fields(kind)
+]
+_folder: Any = folder
+_folder.__signature__ = signature(folder).replace(
+    parameters=[*list(signature(folder).parameters.values())[:-1], *_OPTIONS]
+)
+
+
+@lru_cache(1)
+def _again(root: Hashable, given: tuple[tuple[str, Any], ...]) -> Problem:
+    """Make the problem in another process, once for all of its runs."""
+    return folder(cast(Any, root), **dict(given))
 
 
 def read_tests(test: str | os.PathLike[str], layout: str, skip: bool) -> data.Folder:
-    """Read a folder of further tests; one with two readings, in the layout of the other folder."""
+    """Read a folder of further tests, if need be in the layout of the other folder."""
     try:
         return data.read_folder(test, skip=skip)
     except (ValueError, OSError) as error:
-        if "Choose by `layout`" in str(error):
-            with suppress(ValueError):
-                return data.read_folder(test, layout=layout, skip=skip)
+        if "`layout`" in str(error):
+            return data.read_folder(test, layout=layout, skip=skip)
         raise CompareError(str(error).replace("`root`", "`test`")) from error
 
 
+def with_tests(found: data.Folder, share: float) -> data.Folder:
+    """Draw a share of a folder without a split as tests."""
+    if len(divisions.sides(found)[1]):
+        return found
+    cells = found.domains * len(found.class_names) + found.labels
+    tested = divisions.held_out(cells, share, np.random.default_rng(0))
+    return replace(found, split=np.where(tested, "test", "train"))
+
+
+def read(
+    found: Sequence[data.Folder],
+    words: bool,
+    protocol: Protocol,
+    allow: Sequence[str],
+    say: Callable[[str], object],
+) -> str:
+    """Read all files once, refuse doubts, print notes, and return the digest of the files."""
+    how: dict[str, Any] = {"words": words, "shots": protocol.shots}
+    more: dict[str, Any] = {
+        "test": found[1] if len(found) > 1 else None,
+        "leave_one_out": protocol.leave_one_out,
+    }
+    reading = data.examine(found[0], **how, **more)
+    for note in reading.notes:
+        say(f"  {note}")
+    reading.check(allow)
+    return reading.digest
+
+
+def stored(
+    found: data.Folder,
+    content: str,
+    made: Network,
+    cache: Path,
+    skip: bool,
+    say: Callable[[str], object],
+) -> Store:
+    """Return the images of a folder, which are decoded when a run begins.
+
+    If damaged images are left out, they are decoded here, to know them.
+    """
+    if not skip:
+        return Store(found, made, content, cache)
+    how: dict[str, Any] = {"content": content, "preparation": made.preparation, "skip": True}
+    _, kept = decoded(found, cache, **how)
+    if lost := kept.skipped.get(UNREADABLE):
+        say(f"Left out, because they cannot be read: {len(lost)}.\n{kept}")
+        content = stamps.digest(content, [str(path.relative_to(kept.root)) for path in lost])
+    return Store(kept, made, content, cache)
+
+
 def _problem(
-    stores: Sequence[Store], given: Mapping[str, Any], title: str, say: Callable[[str], object]
+    stores: Sequence[Store],
+    protocol: Protocol,
+    budget: Budget,
+    template: str,
+    title: str,
+    say: Callable[[str], object],
 ) -> Problem:
-    """Make the problem of images, and of further tests, from the arguments of :func:`folder`."""
+    """Make the problem of images, and of further tests."""
     store = stores[0]
-    if given["leave_one_out"] and len(store.folder.domain_names) < 2:
-        raise CompareError("`leave_one_out` needs a folder with two domains or more.")
-    parts = parts_of(store, given["base_to_new"], given["leave_one_out"])
-    for name, part in parts.items():
-        pairs = [("transfer", transferred(other, part.folder)) for other in stores[1:]]
-        parts[name] = part._replace(further={**part.further, **dict(pairs)})
+    parts = parts_of(stores, protocol)
     first = next(iter(parts.values())).folder
-    clients, division = divided_once(first, given["clients"], given["shots"])
-    divide = partial(divided, clients=clients, shots=given["shots"])
+    clients, division = divided_once(first, protocol)
     say(f"clients {clients}, seed 0\n{division}")
-    own.check_clients(len(division.train), given["newcomers"], given["cohort_size"])
+    if store.network.tower is not None:
+        size = f"{_tokens(stores) / 1e6:,.0f} MB"
+        say(f"Tokens of the image tower take up to {size} in {store.cache}.")
+    problems.check_clients(len(division.train), protocol.newcomers, budget.cohort_size)
     mean = sum(map(len, division.train)) / len(division.train)
-    batch_size = given["batch_size"] or int(min(max(mean / 4, 4), 32))
-    budget = {name: given[name] for name in ("rounds", "steps", "cohort_size", "autocast")}
-    budget["batch_size"] = batch_size
+    given = budget.given(mean)
+    divide = partial(divided, clients=clients, shots=protocol.shots)
     of = {
-        name: data_of(store, part, divide, given["newcomers"], given["template"], budget)
+        name: data_of(store, part, divide, protocol, settings_of(store, part, template, given))
         for name, part in parts.items()
     }
-    same = ("shots", "base_to_new", "leave_one_out", "newcomers", "template")
-    known = [*map(identified, stores), clients, budget]
-    columns, compared = columns_of(given["base_to_new"], given["leave_one_out"], len(stores) > 1)
-    words = {name: f"{part.words}{clients}" for name, part in parts.items()}
-    known.append([given[name] for name in same])
-    return own.of_data(words, of.__getitem__, columns, known, title=title, compared=compared)
+    columns, compared = columns_of(protocol, len(stores) > 1)
+    options = {"template": template, **vars(protocol), "clients": clients, **given}
+    return Problem(
+        title=title,
+        partitions={name: f"{part.words}{clients}" for name, part in parts.items()},
+        data=lambda partition, seed: of[partition],
+        columns=columns,
+        compared=compared,
+        made=partial(made_of, stores, options),
+        network=store.network,
+        class_names={name: part.folder.class_names for name, part in parts.items()},
+        pictures=partial(pictures, store, parts),
+        cache=sum(len(each.folder) * each.network.inputs.numel() for each in stores),
+    )
 
 
-def divided_once(
-    found: data.Folder, clients: str | None, shots: int | None
-) -> tuple[str, Division]:
+def pictures(store: Store, parts: Mapping[str, Part], partition: str, places: Tensor) -> Tensor:
+    """Return the images at some places of a partition, as the network takes them."""
+    keep = torch.from_numpy(parts[partition].keep)
+    return store.network.preparation.normalized(store.levels[keep[places]])
+
+
+def made_of(stores: Sequence[Store], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a problem is made from: images, network, and options."""
+    network, layout = stores[0].network.fingerprint, stores[0].folder.layout
+    known = {name: [each.known[name] for each in stores] for name in stores[0].known}
+    return {**known, "network": network, "layout": layout, **options}
+
+
+def _tokens(stores: Sequence[Store]) -> int:
+    """Return the largest number of bytes of the tokens of all images."""
+    one = stores[0].network.tokens(stores[0].network.inputs)
+    return sum(len(store.folder) for store in stores) * one.nbytes
+
+
+def divided_once(found: data.Folder, protocol: Protocol) -> tuple[str, Division]:
     """Return the division for seed 0, by domains or Dirichlet shares if none is given."""
     source = found.file or found.root
     train, test = map(len, divisions.sides(found))
@@ -275,61 +387,46 @@ def divided_once(
         raise CompareError(f"{source} must {rule}; got {train} and {test} images.")
     usual = f"dirichlet:{ALPHA}:{min(max(train // EACH, 2), MOST)}"
     usual = "domains" if found.domain_names != ("",) else usual
-    how = clients or usual
+    how = protocol.clients or usual
     try:
-        return how, divided(found, np.random.default_rng(0), clients=how, shots=shots)
+        return how, divided(found, np.random.default_rng(0), clients=how, shots=protocol.shots)
     except ValueError as error:
-        if clients is not None:
+        if protocol.clients is not None:
             raise
         raise CompareError(f"Without `clients`, {source} is divided by {usual}. {error}") from error
 
 
-@lru_cache(1)
-def _again(root: Hashable, given: tuple[tuple[str, Any], ...]) -> Problem:
-    """Make the problem in another process, once for all of its cells."""
-    return folder(cast(Any, root), **dict(given))
-
-
-def columns_of(
-    base_to_new: bool, leave_one_out: bool, test: bool
-) -> tuple[dict[str, str], tuple[str, ...]]:
+def columns_of(protocol: Protocol, test: bool) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the columns of a table, and those of which differences are tested."""
-    columns, compared = dict(own.COLUMNS), ("own", "full")
-    if base_to_new:
-        columns, compared = BASE | {"own": "own base tests"}, ("h", "new")
-    if leave_one_out:
-        columns |= {"unseen": "unseen domain", "full": "seen domains"}
-        compared = ("unseen", "own")
+    columns, compared = dict(problems.COLUMNS), ("own", "full")
+    if protocol.base_to_new:
+        columns, compared = dict(BASE), ("h", "new")
+    if protocol.leave_one_out:
+        unseen = {"unseen": "unseen domain", "unseen_balanced": "unseen domain, balanced"}
+        seen = {"full": "seen domains", "balanced": "seen domains, balanced"}
+        columns, compared = {**unseen, **columns, **seen}, ("unseen", "own")
     if test:
-        columns, compared = columns | {"transfer": "other folder"}, ("transfer", compared[0])
-    return columns, compared
+        columns |= {"transfer": "other folder", "transfer_balanced": "other folder, balanced"}
+        compared = ("transfer", compared[0])
+    return {**columns, **(problems.NEWCOMERS if protocol.newcomers else {})}, compared
 
 
-def stored(found: data.Folder, share: float, made: Network, cache: Path, skip: bool) -> Store:
-    """Decode the images of a folder once, and draw tests of a folder without a split."""
-    cache.mkdir(parents=True, exist_ok=True)
-    pixels, found = decoded(found, cache, size=made.preparation.size[0], skip=skip)
-    if not len(divisions.sides(found)[1]):
-        cells = found.domains * len(found.class_names) + found.labels
-        tested = divisions.held_out(cells, share, np.random.default_rng(0))
-        found = replace(found, split=np.where(tested, "test", "train"))
-    return Store(pixels, found, made, cache)
+def parts_of(stores: Sequence[Store], protocol: Protocol) -> dict[str, Part]:
+    """Return the partitions of a protocol, with the tests of another folder."""
+    if protocol.leave_one_out and len(stores[0].folder.domain_names) < 2:
+        raise CompareError("`leave_one_out` needs a folder with two domains or more.")
+    parts = _parts(stores[0], protocol)
+    for name, part in parts.items():
+        pairs = [("transfer", transferred(other, part.folder)) for other in stores[1:]]
+        parts[name] = part._replace(further={**part.further, **dict(pairs)})
+    return parts
 
 
-def identified(store: Store) -> list[object]:
-    """Return what tells the images, labels and network of a store from others."""
-    made, found = store.network, store.folder
-    read = found.labels, found.domains, found.split == "test", found.split == "val"
-    names = found.class_names, found.domain_names
-    prepared = [*made.fingerprint.values()], [*vars(made.preparation).values()]
-    return [stamp(found), *map(identity.stamp, read), names, prepared]
-
-
-def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, Part]:
-    """Return the partitions of a protocol: one, or one for each domain that is left out."""
+def _parts(store: Store, protocol: Protocol) -> dict[str, Part]:
+    """Return one partition, or one for each domain that is left out."""
     found = store.folder
-    if base_to_new:
-        base, new = experiments.base_to_new(found.labels, found.class_names)
+    if protocol.base_to_new:
+        base, new = protocols.base_to_new(found.labels, found.class_names)
         if len(new.names) < 2:
             got = len(found.class_names)
             raise check.wrong("base_to_new", "have at least 4 classes, 2 on each side", got)
@@ -337,18 +434,19 @@ def parts_of(store: Store, base_to_new: bool, leave_one_out: bool) -> dict[str, 
         kept = replace(found.at(base.positions), labels=base.labels, class_names=names)
         _, tests = divisions.sides(found)
         tested = np.isin(new.positions, tests)
-        further = store, new.positions[tested], new.labels[tested], new.names
+        further = store, new.positions[tested], new.labels[tested], new.names, False
         return {"": Part("base to new, ", kept, base.positions, {"new": further})}
-    if not leave_one_out:
+    if not protocol.leave_one_out:
         return {"": Part("", found, np.arange(len(found)))}
     parts = {}
-    for target, (_, held) in experiments.leave_one_domain_out(found.domains).items():
+    for target, (_, held) in protocols.leave_one_domain_out(found.domains).items():
         keep = np.flatnonzero(found.domains != target)
         rest = found.at(keep)
         numbers, domains = np.unique(rest.domains, return_inverse=True)
         names = tuple(found.domain_names[number] for number in numbers)
         rest = replace(rest, domains=domains, domain_names=names)
-        name, unseen = found.domain_names[target], (store, held, found.labels[held], None)
+        unseen = store, held, found.labels[held], None, False
+        name = found.domain_names[target]
         parts[name] = Part(f"without {name}, ", rest, keep, {"unseen": unseen})
     return parts
 
@@ -359,11 +457,11 @@ def transferred(other: Store, found: data.Folder) -> Tests:
     names, clip = other.folder.class_names, other.network.tower is not None
     if set(names) == set(found.class_names) or (not clip and {*names} <= {*found.class_names}):
         labels = np.array([found.class_names.index(name) for name in names])
-        return other, tests, labels[other.folder.labels[tests]], None
+        return other, tests, labels[other.folder.labels[tests]], None, True
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
-    kept = experiments.transfer(other.folder.labels[tests], names)
-    return other, tests[kept.positions], kept.labels, kept.names
+    kept = protocols.transfer(other.folder.labels[tests], names)
+    return other, tests[kept.positions], kept.labels, kept.names, False
 
 
 def divided(
@@ -373,7 +471,7 @@ def divided(
     chosen = np.arange(len(found))
     if shots is not None:
         train, test = divisions.sides(found)
-        few = experiments.few_shots(found.labels, shots=shots, generator=generator, among=train)
+        few = protocols.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
     sides = [[chosen[part] for part in side] for side in (parts.train, parts.own or ())]
@@ -384,39 +482,46 @@ def data_of(
     store: Store,
     part: Part,
     divide: Callable[[data.Folder, np.random.Generator], Division],
-    newcomers: int,
-    template: str,
-    budget: Mapping[str, Any],
+    protocol: Protocol,
+    settings: Mapping[str, Setting],
 ) -> Data:
     """Return the data of a partition."""
 
-    def further(name: str, kind: str, device: str) -> Further:
-        source, places, labels, names = part.further[name]
-        every = source.inputs(places, kind, device)
-        return Further(every, torch.from_numpy(labels), names and worded(names))
+    def further(name: str, family: str, kind: str, device: str) -> Further | None:
+        source, places, labels, names, trained = part.further[name]
+        if names is not None and family != "CLIP":
+            return None  # these methods learn something for each class
+        every = source.inputs(places, family, kind, device, torch.arange(len(places)))
+        return Further(every, torch.from_numpy(labels), names and worded(names), trained)
 
     inputs, labels = partial(store.inputs, part.keep), torch.from_numpy(part.folder.labels)
     return Data(
-        setting=setting_of(store.network, part.folder.class_names, template, budget),
+        settings=settings,
         inputs=inputs,
         labels=labels,
         tests=inputs,
         test_labels=labels,
         divide=partial(divide, part.folder),
-        newcomers=newcomers,
+        newcomers=protocol.newcomers,
         further={name: partial(further, name) for name in part.further},
     )
 
 
-def setting_of(
-    made: Network, class_names: Sequence[str], template: str, budget: Mapping[str, Any]
-) -> Setting:
-    """Return the setting of a network."""
+def settings_of(
+    store: Store, part: Part, template: str, budget: Mapping[str, Any]
+) -> dict[str, Setting]:
+    """Return the settings of a network: with a CLIP, that of its image tower, too."""
+    made, class_names = store.network, part.folder.class_names
+    found: dict[str, Setting] = {}
     if made.tower is not None:
         names = worded(class_names)
-        return ClipSetting(tower=made.tower, class_names=names, template=template, **budget)
-    trunk: Any = prepared_trunk(made.trunk, preparation(made))  # type: ignore[arg-type]
-    return VitSetting(trunk=trunk, num_classes=len(class_names), **budget)
+        found["CLIP"] = ClipSetting(
+            tower=made.tower, class_names=names, template=template, **budget
+        )
+        if "new" in part.further:  # others learn something for each class
+            return found
+    trunk: Any = prepared_trunk(made.trunk, made.preparation.normalized)
+    return {**found, "one model": VitSetting(trunk=trunk, num_classes=len(class_names), **budget)}
 
 
 def worded(names: Sequence[str]) -> list[str]:

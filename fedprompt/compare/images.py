@@ -1,127 +1,150 @@
-"""Image files as tensors, which are decoded once into a file that is mapped."""
+"""Levels of image files as a network wants them, decoded once into a file that is mapped."""
 
-import hashlib
-import os
+import copy
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
-from PIL import Image
+from jaxtyping import Shaped
 from torch import Tensor
 
+from fedprompt._files import locked
+from fedprompt.backbones.preparation import Preparation
+from fedprompt.compare import stamps
+from fedprompt.compare.trials import CompareError
 from fedprompt.data import Folder
-from fedprompt.data.opening import common_depth, opened
+from fedprompt.data.opening import opened
+from fedprompt.interfaces import TrainableTrunk
+from fedprompt.methods.models import tuned_trunk
 
 CHUNK = 256
 """Number of images that are decoded at a time."""
 UNREADABLE = "cannot be read"
 """Reason of images that are left out."""
 REMEDY = "Correct it, or leave such files out by `skip=True`."
-WIDEST = 64
-"""Largest ratio of the sides of an image; of a longer one, only the middle is resized."""
 
-Pixels = UInt8[Tensor, "images 3 size size"]
+Levels = Shaped[Tensor, "images channels height width"]
 Bar = Callable[[Sequence[range]], Iterable[range]]
 
 
-def squared(image: Image.Image, *, size: int) -> UInt8[Tensor, "3 size size"]:
-    """Resize the short side of an image to `size`, bicubic, and cut out the middle, in RGB."""
-    from torchvision.transforms import functional as vision  # takes seconds
-
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    longest = WIDEST * min(image.size)
-    if max(image.size) > longest:  # resized, it would be too large for the memory
-        image = vision.center_crop(image, [min(side, longest) for side in image.size[::-1]])
-    image = vision.resize(image, [size], vision.InterpolationMode.BICUBIC)
-    pixels: Tensor = vision.pil_to_tensor(vision.center_crop(image, [size]))
-    return pixels.contiguous()
-
-
 def decoded(
-    folder: Folder, cache: Path, *, size: int, skip: bool = False, bar: Bar = iter
-) -> tuple[Pixels, Folder]:
+    folder: Folder,
+    cache: Path,
+    *,
+    content: str,
+    preparation: Preparation,
+    skip: bool = False,
+    bar: Bar = iter,
+) -> tuple[Levels, Folder]:
     """Decode the images of a folder once, and map the resulting file in every later call.
 
-    Gray images with levels above 255 have the bit depth of the highest level in all files.
-
-    The name of the file has a hash of the names, sizes and times of all images. The file has the
-    pixels and then the positions of the images. It is written under another name and renamed when
-    it is complete. A process that is killed can leave a file that ends in ``.part``, which is never
-    read. Changes of the returned pixels are not written to the file.
+    The file is named by the stamp of the images and of the preparation, with the digest of what it
+    contains: the levels of the images that can be read, and their positions. A process that is
+    killed can leave a file that ends in ``.part``, which is never read.
 
     Args:
         folder: Image files.
         cache: Folder of the file, which is made if it does not exist.
-        size: Side of the images in pixels.
+        content: Digest of the files.
+        preparation: Size, resize, crop and bit depth of the images.
         skip: Whether to leave out images that cannot be read.
         bar: Function that wraps the chunks of images in a progress bar.
 
     Returns:
-        Images, and the folder without the ones that were left out.
+        Levels, and the folder without the images that were left out.
 
     Raises:
-        ValueError: If an image cannot be read, or the file is damaged.
+        CompareError: If an image cannot be read.
     """
-    path, count = cache / f"{stamp(folder)}-{size}px.images", len(folder)
-    if not path.exists():
-        _write(folder.paths, size, path, skip, bar)
-    each = 3 * size * size + 8
-    kept, rest = divmod(path.stat().st_size, each)
-    if rest or kept > count or not kept:
-        raise ValueError(f"{path} must have {each} bytes for each of {count} images. Delete it.")
-    raw = torch.from_file(str(path), size=kept * each, dtype=torch.uint8)
-    pixels, places = raw[: kept * (each - 8)], raw[kept * (each - 8) :].clone().view(torch.int64)
-    if kept < count:
-        lost = folder.at(np.setdiff1d(np.arange(count), places)).paths
+    made = stamps.digest("images", content, asdict(preparation), len(folder))
+    cache.mkdir(parents=True, exist_ok=True)
+    with locked(cache / made):
+        found = _whole(cache, made)
+        if found is None:
+            _write(folder.paths, preparation, cache, made, bar)
+            found = _whole(cache, made)
+    assert found is not None  # it was written under its digest
+    levels, places = found
+    if len(places) < len(folder):
+        lost = folder.at(np.setdiff1d(np.arange(len(folder)), places)).paths
         if not skip:
-            few = f"{len(lost)} of {count} images"
-            raise ValueError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
-        skipped = {**folder.skipped, UNREADABLE: lost}
+            few = f"{len(lost)} of {len(folder)} images"
+            raise CompareError(f"{few} {UNREADABLE}, such as {lost[0]}. {REMEDY}")
+        skipped = {**folder.skipped, UNREADABLE: tuple(lost)}
         folder = replace(folder.at(places), skipped=skipped)
-    return pixels.view(kept, 3, size, size), folder
+    return torch.from_numpy(levels), folder
 
 
-def stamp(folder: Folder) -> str:
-    """Return a hash of the names, sizes and times of the images of a folder."""
-    hashed = hashlib.sha256()
-    for path in folder.paths:
-        found = path.stat()
-        name = os.path.relpath(path, folder.root)
-        hashed.update(repr((name, found.st_size, found.st_mtime_ns)).encode())
-    return hashed.hexdigest()[:12]
+def _whole(cache: Path, made: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Map the levels and read the positions, if a file has the digest in its name."""
+    for path in cache.glob(f"{made}-*.images"):
+        with path.open("rb") as file:
+            if stamps.of_file(file) == path.stem.partition("-")[2]:
+                file.seek(-8, 2)
+                start = int.from_bytes(file.read(8), "little")
+                file.seek(start)
+                places = np.load(file)
+                return np.load(path, mmap_mode="c"), places
+        path.unlink(missing_ok=True)
+    return None
 
 
-def _write(files: Sequence[Path], size: int, path: Path, skip: bool, bar: Bar) -> None:
-    """Write the pixels of all images that can be read, then their positions."""
+def _write(
+    files: Sequence[Path], preparation: Preparation, cache: Path, made: str, bar: Bar
+) -> None:
+    """Write the levels of all images that can be read, then their positions."""
 
     def read(place: int) -> tuple[Tensor, int] | None:
         try:
-            resize = partial(squared, size=size)
-            return opened(files[place], bits=bits, then=resize), place
-        except OSError as error:
-            if skip:
-                return None
-            raise ValueError(f"{error} {REMEDY}") from error
+            return opened(files[place], bits=preparation.bits, then=preparation.levels), place
+        except OSError:
+            return None
 
-    count, bits = len(files), common_depth(files)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-    part, places = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part"), list[int]()
+    chunks = [range(at, min(at + CHUNK, len(files))) for at in range(0, len(files), CHUNK)]
+    part, places = cache / f"{made}.{secrets.token_hex(8)}.part", list[int]()
+    shape = len(preparation.mean), *preparation.size
+    kind = np.dtype(np.float32 if preparation.kernel == "float" else np.uint8)
     try:
         with part.open("wb") as file, ThreadPoolExecutor() as pool:
+            _head(file, (len(files), *shape), kind)
             for chunk in bar(chunks):
-                for pixels, place in filter(None, pool.map(read, chunk)):
-                    file.write(pixels.numpy().data)
+                for levels, place in filter(None, pool.map(read, chunk)):
+                    file.write(levels.contiguous().numpy().data)
                     places.append(place)
             if not places:
-                raise ValueError(f"None of {count} images can be read for {path}.")
-            file.write(np.array(places, dtype=np.int64).data)
-        part.replace(path)
+                raise CompareError(f"None of {len(files)} images can be read for {cache}.")
+            start = file.tell()
+            np.save(file, np.array(places, dtype=np.int64))
+            file.write(start.to_bytes(8, "little"))
+            file.seek(0)
+            _head(file, (len(places), *shape), kind)
+        with part.open("rb") as whole:
+            name = f"{made}-{stamps.of_file(whole)}.images"
+        part.replace(cache / name)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _head(file: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> None:
+    """Write the head of an array, of a length that does not depend on the number of images."""
+    head = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, head)
+
+
+def prepared_trunk(trunk: TrainableTrunk, prepare: Callable[[Tensor], Tensor]) -> TrainableTrunk:
+    """Return a copy of a trunk that takes stored images; both have the same model.
+
+    Args:
+        trunk: Trunk of :func:`fedprompt.vit_trunk`.
+        prepare: Function from stored images to inputs of the trunk.
+    """
+    ours: Any = copy.copy(trunk)
+    ours.prepare, ours.embed = prepare, lambda images: trunk.embed(prepare(images))
+    ours.tuned = lambda tune: prepared_trunk(tuned_trunk(trunk, tune), prepare)
+    made: TrainableTrunk = ours
+    return made

@@ -1,40 +1,60 @@
-"""The picture of a comparison: a bar for each row, with its interval, and a dot for each client."""
+"""Picture of a comparison: bars with intervals, dots for clients, a line for the constant."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from fedprompt.compare.problems import Problem, Record
-from fedprompt.compare.tables import grouped, interval, ranked
+from fedprompt.compare import intervals
+from fedprompt.compare.records import Record
+from fedprompt.compare.rows import ALONE, CONSTANT
+from fedprompt.compare.tables import View
 
-BAR, REFERENCE, DOT = "#4c72b0", "#b8bec7", "#1f2d3d"
+BAR, REFERENCE, DOT, LINE = "#4c72b0", "#b8bec7", "#1f2d3d", "#c44e52"
 
 
-def bars(views: Mapping[str, tuple[Sequence[Record], Problem]], path: Path) -> None:
-    """Draw the compared column of each table, the best row first, and save the picture."""
-    tallest = max(len(grouped(found, name)) for name, (found, _) in views.items())
-    size = 7 * len(views), 1.2 + 0.5 * tallest
+def bars(views: Sequence[View], path: Path) -> None:
+    """Draw the compared column and all tests of each table, the best row first, and save it."""
+    sides = [(view, column) for view in views for column in _columns(view)]
+    tallest = max(len(view.by_row) for view in views)
+    size = 6 * len(sides), 1.2 + 0.5 * tallest
     figure = Figure(figsize=size, layout="constrained")
-    every = figure.subplots(1, len(views), squeeze=False)[0]
-    for axes, (name, (found, problem)) in zip(every, views.items(), strict=True):
-        column = problem.compared[0]
-        by_row = ranked(grouped(found, name), problem)
-        references = {title for titles in problem.references.values() for title in titles}
-        for place, (title, seeds) in enumerate(by_row.items()):
-            scores = [100 * record[column] for record in seeds]
-            half = interval(scores) if len(scores) > 2 else None
-            look = {"color": REFERENCE if title in references else BAR, "height": 0.6}
-            axes.barh(place, float(np.mean(scores)), xerr=half, capsize=3, **look)
-            dots = list(of_clients(seeds, column).values())
-            axes.plot(dots, [place] * len(dots), "o", color=DOT, markersize=3, alpha=0.5)
-        axes.set_yticks(range(len(by_row)), list(by_row))
-        axes.invert_yaxis()
-        axes.set(xlabel=f"{problem.columns[column]}, %", title=problem.partitions[name])
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(axis="y", length=0)
+    every = figure.subplots(1, len(sides), squeeze=False)[0]
+    for axes, (view, column) in zip(every, sides, strict=True):
+        _draw(axes, view, column)
     figure.savefig(path, dpi=150)
+
+
+def _columns(view: View) -> list[str]:
+    return list(dict.fromkeys([view.compared[0], *({"full"} & view.columns.keys())]))
+
+
+def _draw(axes: Any, view: View, column: str) -> None:
+    titles = [title for title in view.by_row if title != CONSTANT]
+    for place, title in enumerate(titles):
+        found = view.figure(title, column)
+        if found is None:
+            continue
+        mean, half, _ = intervals.interval(found)
+        error = 100 * float(half) if len(found.values) > 2 else None
+        known = [each for titles in view.references.values() for each in titles]
+        alone = title in known or title.startswith(ALONE.title)
+        look = {"color": REFERENCE if alone else BAR, "height": 0.6}
+        axes.barh(place, 100 * float(mean), xerr=error, capsize=3, **look)
+        dots = list(of_clients(view.by_row[title], column).values())
+        axes.plot(dots, [place] * len(dots), "o", color=DOT, markersize=3, alpha=0.5)
+    constant = view.figure(CONSTANT, column) if CONSTANT in view.by_row else None
+    if constant is not None:
+        axes.axvline(
+            100 * constant.values.mean(), color=LINE, linestyle="--", label=CONSTANT.lower()
+        )
+        axes.legend(loc="lower right", frameon=False)
+    axes.set_yticks(range(len(titles)), titles)
+    axes.invert_yaxis()
+    axes.set(xlabel=f"{view.columns[column]}, %", title=view.partition)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
 
 
 def of_clients(seeds: Sequence[Record], column: str) -> dict[str, float]:
@@ -45,4 +65,4 @@ def of_clients(seeds: Sequence[Record], column: str) -> dict[str, float]:
             value = figures.get(column, figures.get("own", figures.get("full")))
             if value is not None:
                 found.setdefault(client, []).append(100 * value)
-    return {client: float(np.mean(values)) for client, values in found.items()}
+    return {client: sum(values) / len(values) for client, values in found.items()}

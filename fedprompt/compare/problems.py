@@ -1,33 +1,194 @@
-"""A problem: data, models and a budget in which methods are compared."""
+"""A problem: inputs, labels, clients and tests, under one protocol and one budget."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
-from fedprompt.compare.rows import Row, plain_method
-from fedprompt.compare.trials import Machine, Trial
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+import fedprompt._refusals as check
+from fedprompt.compare import stamps
+from fedprompt.compare.trials import Chosen, Further, Machine, Trial
+from fedprompt.data.divisions import Division, held_out
 from fedprompt.interfaces import Method, Round
+from fedprompt.methods import ClipSetting, Federation, HeldOut, Setting
+from fedprompt.methods.setting import Inputs, check_inputs, owned
 
-Record = dict[str, Any]
-"""Figures of a finished run, and what tells it from the others."""
+Measured = Callable[[Trial, Method, Round], Mapping[str, float]]
+"""Function from a trial, a method and a round to further figures."""
 
-Causes = Callable[[Trial, Method, Round], Mapping[str, float]]
-"""Function from a finished run to further figures."""
-
-COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
-NEWCOMERS = {"received": "new clients", "after": "after 10 steps"}
-COSTS = {
-    "bytes_up": "bytes up",
-    "bytes_down": "bytes down",
-    "trained": "trained",
-    "backward": "backward",
-    "kept": "bytes kept",
+COLUMNS = {
+    "full": "all tests",
+    "balanced": "all tests, balanced",
+    "own": "own tests",
+    "own_balanced": "own tests, balanced",
+    "worst": "worst client",
 }
+NEWCOMERS = {"received": "new clients", "after": "after 10 steps"}
+SHARE = 0.25
+"""Share of a client's training inputs of each class on which tuning trials are tested."""
+NUM_PUBLIC = 100
+"""Largest number of training inputs that methods with public data have without labels."""
+COHORT = 10
+"""Largest number of clients in a round, if the setting has none."""
 
 
-def no_notes(problem: "Problem", found: Sequence[Record], partition: str) -> Sequence[str]:
-    """Write nothing below a table."""
-    return ()
+def option(default: Any, text: str) -> Any:
+    """Make a field that is an argument of :func:`fedprompt.compare.folder` and a flag."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """Which images train, and which are tests."""
+
+    clients: str | None = option(
+        None, "domains, folders, iid:N, dirichlet:ALPHA:N or pathological:K:N"
+    )
+    shots: int | None = option(None, "training images of each class, of all clients together")
+    base_to_new: bool = option(False, "half of the classes train, and the others are new (CLIP)")
+    leave_one_out: bool = option(False, "each domain in turn is left out")
+    newcomers: int = option(0, "clients that never train, the last ones")
+
+    def __post_init__(self) -> None:
+        check.optional(check.text, "clients", self.clients)
+        check.require(self.clients != "", "clients", "not be empty", "''")
+        check.optional(check.count, "shots", self.shots)
+        check.count("newcomers", self.newcomers, at_least=0)
+        for name in ("base_to_new", "leave_one_out"):
+            check.flag(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """Budget of all rows."""
+
+    rounds: int = option(10, "rounds of a run")
+    epochs: int | None = option(None, "epochs of a client in a round; 1 without --steps")
+    steps: int | None = option(None, "batches of a client in a round, in place of epochs")
+    batch_size: int | None = option(
+        None, "images in a batch; a quarter of an average client, from 4 to 32"
+    )
+    cohort_size: int | None = option(None, "clients in a round; all, but at most ten")
+    autocast: torch.dtype | None = option(None, "dtype of the batches")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        check.count("rounds", self.rounds)
+        for name in ("epochs", "steps", "batch_size", "cohort_size"):
+            check.optional(check.count, name, getattr(self, name))
+        if self.epochs is not None and self.steps is not None:
+            raise check.wrong("epochs", "be None if `steps` is given", self.epochs)
+
+    def given(self, mean: float) -> dict[str, Any]:
+        """Return the fields of a setting, for clients of a mean number of images."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        return {"batch_size": int(min(max(mean / 4, 4), 32)), **found}
+
+
+def split_options(given: Mapping[str, Any]) -> tuple[Protocol, Budget]:
+    """Make a protocol and a budget from arguments.
+
+    Raises:
+        TypeError: If neither has an argument.
+    """
+    sides = [
+        {one.name: given[one.name] for one in fields(kind) if one.name in given}
+        for kind in (Protocol, Budget)
+    ]
+    if unknown := sorted(given.keys() - sides[0].keys() - sides[1].keys()):
+        raise TypeError(f"`{unknown[0]}` must be an argument, such as `rounds`.")
+    return Protocol(**sides[0]), Budget(**sides[1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Data:
+    """Labeled inputs, and their division over clients.
+
+    Attributes:
+        settings: Setting of each family of models, without clients and seed.
+        inputs: Function (family, kind, device, positions) -> inputs, of which these are read. The
+            kind is that of a method of the gallery.
+        labels: Class of each input.
+        tests: The same function for the test inputs.
+        test_labels: Class of each test input.
+        divide: Function from a generator, of another seed for each run, to the division.
+        mixes: `cells` and `mixes` of clients without tests of their own.
+        newcomers: Number of clients, the last ones, that never train.
+        further: Further test inputs by the name of their figure.
+    """
+
+    settings: Mapping[str, Setting]
+    inputs: Callable[[str, str, str, Tensor], Inputs]
+    labels: Int[Tensor, "inputs"]
+    tests: Callable[[str, str, str, Tensor], Inputs]
+    test_labels: Int[Tensor, "tests"]
+    divide: Callable[[np.random.Generator], Division]
+    mixes: Mapping[str, Any] = field(default_factory=lambda: {"mixes": "classes"})
+    newcomers: int = 0
+    further: Mapping[str, Callable[[str, str, str], Further | None]] = field(default_factory=dict)
+
+    def trial(
+        self, family: str, kind: str, *, seed: int, machine: Machine, validate: bool = False
+    ) -> Trial:
+        """Divide the inputs over clients. Tuning trials see no test input, and half of the rounds.
+
+        Args:
+            family: Family of models of the method.
+            kind: Kind of its inputs.
+            seed: Seed of the division, initial values, cohorts and batches.
+            machine: Where it runs.
+            validate: Whether it is a tuning trial.
+        """
+        where, rng = (family, kind, machine.device), np.random.default_rng(seed)
+        division, labels = self.divide(rng), self.labels
+        shards = [torch.as_tensor(np.asarray(shard)).long() for shard in division.train]
+        own = division.own and [torch.as_tensor(np.asarray(part)).long() for part in division.own]
+        if validate:
+            tried = [held_out(labels[shard].numpy(), SHARE, rng) for shard in shards]
+            pairs = list(zip(shards, map(torch.from_numpy, tried), strict=True))
+            shards, own = [part[~of] for part, of in pairs], [part[of] for part, of in pairs]
+        test_labels = labels if validate else self.test_labels
+        places = torch.arange(len(test_labels)) if own is None else torch.unique(torch.cat([*own]))
+        inputs = self.inputs(*where, torch.cat(shards))
+        tests = (self.inputs if validate else self.tests)(*where, places)
+        kept: dict[str, Any] = dict(self.mixes)
+        if own is not None:
+            parts = enumerate(torch.searchsorted(places, part) for part in own)
+            kept = {"own": {client: part for client, part in parts if len(part)}}
+        more = {} if validate else {name: make(*where) for name, make in self.further.items()}
+        trial = Trial(
+            self._completed(self.settings[family], shards, inputs, seed, validate),
+            Federation(Chosen(inputs, torch.arange(len(labels))), labels, dict(enumerate(shards))),
+            HeldOut(Chosen(tests, places), test_labels[places], **kept),
+            places,
+            range(len(shards) - self.newcomers, len(shards)),
+            names=division.names,
+            further={name: each for name, each in more.items() if each is not None},
+        )
+        return trial.shrunk(machine.shrink)
+
+    def _completed(
+        self, given: Setting, shards: Sequence[Tensor], inputs: Inputs, seed: int, validate: bool
+    ) -> Setting:
+        """Return the setting of these clients, with a budget where it has none."""
+        count, public = len(shards) - self.newcomers, given.public
+        if not len(public):
+            every = torch.cat(list(shards[:count])).sort().values
+            few = torch.linspace(0, len(every) - 1, min(len(every), NUM_PUBLIC)).long()
+            public = inputs[every[few]].float()
+        return replace(
+            given,
+            clients=range(count),
+            rounds=math.ceil(given.rounds / 2) if validate else given.rounds,
+            cohort_size=given.cohort_size or min(count, COHORT),
+            seed=seed,
+            public=public,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,61 +196,177 @@ class Problem:
     """Data, models and a budget, in one or several partitions.
 
     Attributes:
-        name: Name in records.
-        title: Name in tables.
+        title: Title of tables.
         partitions: Words for each partition.
-        family: Function from a partition to the family of the methods that can take part.
-        rows: Function from a partition to its rows.
-        make: Function (partition, row, seed, machine, validate) -> trial. With `validate`, a part
-            of the training images is for testing, and does not train.
-        trials: Function (partition, row) -> hyperparameters of the tuning trials, the first with
-            the defaults. If None, the values of a row are fixed.
-        tuned_on: Partition of the tuning trials. If None, each partition has its own.
-        method: Function (row, trial) -> method.
+        data: Function (partition, seed) -> data.
         columns: Words for each column of a table, by its name in records.
-        references: Titles of the rows with which a table compares, by the word for them. Of
-            several, a row is compared with the one that takes as many backward passes.
-        compared: Columns of the differences to the references.
-        every: Whether tables have all columns, also those of wide intervals.
-        causes: Function (partition, row) -> function (trial, method, last round) -> further
-            figures, or None.
-        last_rounds: Function (partition, row) -> number of last rounds that are averaged.
-        notes: Function (problem, records, partition) -> paragraphs below a table.
-        inputs: Function (partition, machine) -> fields of a record that tell its data from others.
+        compared: Columns of the differences to training alone.
+        made: What the problem is made from, by name: parts of the stamp of a run.
+        figures: Function of further figures, or None.
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
-
-    Example:
-        A problem of our own pages is made from its functions. For your data, see
-        :func:`fedprompt.compare.problem`.
-
-        >>> problem = Problem(
-        ...     title="Digits", partitions={"iid": "60 images"},
-        ...     rows=lambda partition: [Row.of("local")], make=lambda *_, **where: None,
-        ... )
-        >>> [row.title for row in problem.rows("iid")]
-        ['Local training']
+        network: Frozen network with the preparation of its images, or None.
+        class_names: Names of the classes of each partition.
+        pictures: Function (partition, places of tests) -> prepared images, or None.
+        cache: Bytes on the disk beside the records.
     """
 
-    name: str = ""
     title: str
     partitions: Mapping[str, str]
-    rows: Callable[[str], Sequence[Row]]
-    make: Callable[..., Trial]
-    family: Callable[[str], str] = lambda partition: "one model"
-    trials: Callable[[str, Row], list[dict[str, Any]]] | None = None
-    tuned_on: str | None = None
-    method: Callable[[Row, Trial], Method] = plain_method
-    columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
-    references: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    compared: Sequence[str] = ("own",)
-    every: bool = False
-    causes: Callable[[str, Row], Causes | None] = lambda partition, row: None
-    last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
-    notes: Callable[["Problem", Sequence[Record], str], Sequence[str]] = no_notes
-    inputs: Callable[[str, Machine], Mapping[str, Any]] = lambda partition, machine: {}
+    data: Callable[[str, int], Data]
+    columns: Mapping[str, str]
+    compared: Sequence[str] = ("own", "full")
+    made: Callable[[], Mapping[str, Any]]
+    figures: Measured | None = None
     again: Callable[[], "Problem"] | None = None
+    network: Any = None
+    class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pictures: Callable[[str, Tensor], Tensor] | None = None
+    cache: int = 0
 
     def __reduce__(self) -> Any:
         """Send how the problem is made, because its functions may not be sent."""
         return super().__reduce__() if self.again is None else (self.again, ())
+
+    @cached_property
+    def families(self) -> tuple[str, ...]:
+        """Families of models, that of the reference first."""
+        return tuple(self.data(next(iter(self.partitions)), 0).settings)
+
+    def divisions(self, seeds: Sequence[int]) -> dict[str, dict[str, str]]:
+        """Return a digest of the division of each seed, by partition."""
+        found = dict[str, dict[str, str]]()
+        for partition in self.partitions:
+            found[partition] = {}
+            for seed in seeds:
+                of, draw = self.data(partition, seed), np.random.default_rng(seed)
+                train, own, names = of.divide(draw)
+                parts = [list(map(np.asarray, part)) for part in (train, own or ())]
+                found[partition][str(seed)] = stamps.digest(stamps.told(parts), list(names))
+        return found
+
+
+def family_of(setting: Setting) -> str:
+    """Return the family of methods that can run with the models of a setting."""
+    if isinstance(setting, ClipSetting):
+        return "CLIP"
+    return "mixed models" if setting.num_backbones > 1 else "one model"
+
+
+def check_clients(count: int, newcomers: int, cohort_size: int | None) -> None:
+    """Require clients that train, at least as many as in a round."""
+    check.require(newcomers < count, "newcomers", f"be below {count}, the clients", newcomers)
+    rest = count - newcomers
+    rule = f"be at most {rest}, the clients that train"
+    check.require((cohort_size or 0) <= rest, "cohort_size", rule, cohort_size)
+
+
+def problem(
+    inputs: Inputs,
+    labels: Int[Tensor, "inputs"],
+    clients: Mapping[int, Any] | Callable[[np.random.Generator], Mapping[int, Any]],
+    tests: HeldOut,
+    *,
+    setting: Setting,
+    newcomers: int = 0,
+    title: str = "Your data",
+    figures: Measured | None = None,
+) -> Problem:
+    """Make a problem from inputs and labels that you have read.
+
+    Args:
+        inputs: Training inputs of all clients, for example images that the trunk takes, or the
+            tokens of a CLIP: a tensor, or another object whose ``inputs[positions]`` is a batch.
+        labels: Their classes.
+        clients: Positions of the inputs of each client, by client id from 0 on, or a function from
+            a generator to these, which is called with another seed in each run.
+        tests: Test inputs. Without `own`, clients are tested on all of them, weighted by their
+            mixes of classes, or by the `mixes` of the tests.
+        setting: Models, classes and budget. Clients and seed are set for each run.
+        newcomers: Number of clients, the last ones, that never train.
+        title: Title of the tables.
+        figures: Function (trial, method, round) -> further figures, which is called after each
+            round, or None. A figure is averaged over the rounds that have it.
+
+    Example:
+        >>> from fedprompt import compare, data, samples, vit_trunk
+        >>> from fedprompt.methods import HeldOut, VitSetting
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> setting = VitSetting(trunk=vit_trunk(samples.vit("S")), num_classes=10, rounds=2)
+        >>> problem = compare.problem(
+        ...     images, labels, dict(enumerate(torch.arange(60).split(20))),
+        ...     HeldOut(test_images[:60], test_labels[:60]), setting=setting,
+        ... )
+        >>> problem.families
+        ('one model',)
+    """
+    check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
+    check.instance("tests", tests, HeldOut, "be a HeldOut")
+    check.count("newcomers", newcomers, at_least=0)
+    check.text("title", title)
+    check.optional(check.function, "figures", figures)
+
+    def divide(generator: np.random.Generator) -> Division:
+        parts = clients(generator) if callable(clients) else clients
+        check_parts(inputs, labels, parts, tests, setting.num_classes)
+        check_clients(len(parts), newcomers, setting.cohort_size)
+        own = None if tests.own is None else [tests.own.get(c, ()) for c in range(len(parts))]
+        return Division([parts[c] for c in range(len(parts))], own, [*map(str, range(len(parts)))])
+
+    data = Data(
+        settings={family_of(setting): setting},
+        inputs=lambda *where: inputs,
+        labels=labels,
+        tests=lambda *where: tests.inputs,
+        test_labels=tests.labels,
+        divide=divide,
+        mixes={"mixes": "classes" if tests.mixes is None else tests.mixes, "cells": tests.cells},
+        newcomers=newcomers,
+    )
+
+    divide(np.random.default_rng(0))
+    given: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
+    own = tests.own is not None
+    columns = COLUMNS if own else COLUMNS | {"own": "own mix", "own_balanced": "own mix, balanced"}
+    return Problem(
+        title=title,
+        partitions={"": ""},
+        data=lambda partition, seed: data,
+        columns={**columns, **(NEWCOMERS if newcomers else {})},
+        made=partial(_made_of, data, tests, figures),
+        figures=figures,
+        again=partial(problem, inputs, labels, clients, tests, figures=figures, **given),
+    )
+
+
+def _made_of(data: Data, tests: HeldOut, figures: Measured | None) -> dict[str, Any]:
+    """Return what a problem is made from: all inputs, labels, and the setting."""
+    (setting,) = data.settings.values()
+    sides = {"inputs": data.inputs(), "tests.inputs": tests.inputs}  # type: ignore[call-arg]
+    known: dict[str, Any] = {name: stamps.of_inputs(side) for name, side in sides.items()}
+    known["labels"] = stamps.digest(stamps.told([data.labels, tests.labels]))
+    known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))
+    known |= {f"setting.{name}": each for name, each in stamps.of_setting(setting).items()}
+    return {**known, "newcomers": data.newcomers, "figures": stamps.known(figures)}
+
+
+def check_parts(
+    inputs: Inputs,
+    labels: Tensor,
+    parts: Mapping[int, Any] | list[Any],
+    tests: HeldOut,
+    num_classes: int,
+) -> None:
+    """Require positions of each client, and labels of its inputs and of tests."""
+    check_inputs("inputs", inputs)
+    check.labels("labels", labels, num_classes, size=len(inputs), of="inputs")
+    check.labels("tests.labels", tests.labels, num_classes)
+    check.instance("clients", parts, Mapping | list, "map ids to positions of inputs")
+    every = parts if isinstance(parts, Mapping) else dict(enumerate(parts))
+    numbered = bool(every) and {*every} == {*range(len(every))}
+    check.require(numbered, "clients", "have the ids 0, 1, 2 and so on", [*every][:5])
+    for client, part in every.items():
+        check.some(f"clients[{client}]", len(part), "have at least one position")
+        owned("clients", client, part, len(inputs))
+    unknown = [client for client in tests.own or () if client not in every]
+    check.nothing(unknown, "tests.own", f"have ids of clients, below {len(every)}")

@@ -1,55 +1,191 @@
-"""Finished runs, each one line of a JSON-lines file, so that a killed program continues."""
+"""A run of ``fedprompt compare`` in a folder: its stamp, a line for each finished row and seed.
+
+Several programs may write to one folder. Each reads it once, when it starts, and appends.
+"""
 
 import json
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from fedprompt._files import locked
-from fedprompt.compare.problems import COLUMNS, COSTS, NEWCOMERS, Record
+from fedprompt._files import locked, replace_files
+from fedprompt.compare import stamps
 from fedprompt.compare.trials import CompareError
 
-NAMED = ("task", "partition", "row", "seed", "trial", "values")
+Record = dict[str, Any]
+"""Figures of a finished run, and what tells it from the others."""
+
+NAMED = ("partition", "row", "seed", "trial", "values")
+NUMBERS = {"own", "full", "worst", "received", "after", "new", "h", "trained", "backward"}
+NUMBERS |= {"bytes_up", "bytes_down", "shrink"}
 KINDS: dict[str, Any] = {
-    **dict.fromkeys((*COLUMNS, *NEWCOMERS, *COSTS, "new", "h", "shrink"), int | float),
-    **dict.fromkeys(("task", "partition", "row", "code", "device"), str),
-    **{"seed": int, "trial": int | None, "values": dict, "inputs": list, "clients": dict},
+    **dict.fromkeys(NUMBERS, int | float),
+    **dict.fromkeys(("task", "partition", "row", "code", "device", "stamp"), str),
+    **{"seed": int, "trial": int | None, "values": dict, "clients": dict},
 }
 """Types of the fields that tables and keys are made from."""
 ROOT = Path(__file__).parents[2]
+LINES, RUN = "records.jsonl", "run.json"
+DIVIDED = "division"
+"""Part of a run's stamp that has another value for each seed."""
+
+
+def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a row and a seed from the others of a run."""
+    named = tuple(record.get(name) for name in ("partition", "row", "seed", "trial", "stamp"))
+    return (*named, json.dumps(record["values"], sort_keys=True, default=str))
+
+
+def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
+    """Begin a run in a folder, or continue the same one, and return the folder.
+
+    Args:
+        out: Folder.
+        stamp: What the run is made from, by name. Of divisions, seeds may be added.
+        again: Whether to begin in a new folder beside one that has a run.
+
+    Raises:
+        CompareError: If the folder has another run. Nothing is written then.
+    """
+    stamp = json.loads(json.dumps(stamp, default=str))
+    place = next(each for each in _beside(out, again) if not (again and (each / RUN).exists()))
+    _check_same(place, stamp)
+    place.mkdir(parents=True, exist_ok=True)
+    with locked(place / RUN):
+        known = _check_same(place, stamp)
+        divided = {p: known[DIVIDED].get(p, {}) | each for p, each in stamp[DIVIDED].items()}
+        content = json.dumps({**known, DIVIDED: divided}, indent=1, default=str)
+        replace_files({place / RUN: content.encode()})
+    return place
+
+
+def _check_same(place: Path, stamp: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stamp of the run in a folder, or the new one if nothing has finished there."""
+    known = _read_run(place / RUN)
+    if not (place / LINES).exists():
+        return stamp
+    if known is None:
+        raise CompareError(f"{place} has records without {RUN}. {_REMEDY}")
+    if wrong := _differing(known, stamp):
+        what = ", ".join(wrong[:4]) + (" and more" if len(wrong) > 4 else "")
+        raise CompareError(f"{place} has another run, which differs in {what}. {_REMEDY}")
+    return known
+
+
+_REMEDY = "Begin anew beside it by `again`, or choose another `out`."
+
+
+def _beside(out: Path, again: bool) -> Iterable[Path]:
+    yield out
+    for number in range(2, 10_000) if again else ():
+        yield out.with_name(f"{out.name}-{number}")
+
+
+def _read_run(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+        return found if isinstance(found, dict) and DIVIDED in found else {DIVIDED: {}}
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CompareError(f"{path} must be the stamp of a run. Repair or delete it.") from error
+
+
+def _differing(known: Mapping[str, Any], stamp: Mapping[str, Any]) -> list[str]:
+    plain = [{name: each for name, each in of.items() if name != DIVIDED} for of in (known, stamp)]
+    wrong = stamps.differing(*plain)
+    for partition, seeds in () if wrong else stamp[DIVIDED].items():
+        before = known[DIVIDED].get(partition, {})
+        differ = [seed for seed in seeds if before.get(seed, seeds[seed]) != seeds[seed]]
+        wrong += [f"the {DIVIDED} of seed {seed}" for seed in differ[:1]]
+    return wrong
+
+
+class Records:
+    """Lines of a file, which is read once.
+
+    Args:
+        path: File, or None if nothing is written.
+        run: Digest of the stamp of the run. Lines of another one, which began in the same folder
+            at the same time, are passed over.
+
+    Attributes:
+        found: The newest record by its key.
+    """
+
+    def __init__(self, path: Path | None, run: str | None = None) -> None:
+        self.path, self.run = path, run
+        listed = [] if path is None else read(path)
+        self.found = {key(each): each for each in listed if run in (None, each.get("run"))}
+
+    def add(self, record: Record) -> None:
+        """Append a record, and know it."""
+        record |= {} if self.run is None else {"run": self.run}
+        if self.path is not None:
+            append(self.path, record)
+        self.found[key(record)] = record
+
+    def others(self, shown: Iterable[Record]) -> list[str]:
+        """Say which rows that are shown have records of other stamps."""
+        now = {(record["partition"], record["row"]): record.get("stamp") for record in shown}
+        counts = dict[str, int]()
+        for record in self.found.values():
+            where = record["partition"], record["row"]
+            if record["trial"] is None and now.get(where, record.get("stamp")) != record.get(
+                "stamp"
+            ):
+                counts[record["row"]] = counts.get(record["row"], 0) + 1
+        return [f"{row}: {count} of other versions of it" for row, count in counts.items()]
 
 
 def read(path: Path) -> list[Record]:
-    """Return the records of a file, if there is one, without a last line that was cut.
+    """Return the records of a file, if there is one, without lines that were cut.
 
     Raises:
         CompareError: If another line is no record.
     """
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    found = list(map(_parsed, lines if _parsed(lines[-1]) is not None else lines[:-1]))
-    for number, record in enumerate(found, 1):
-        if not _is_record(record):
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+        record = _parsed(line)
+        if _is_record(record):
+            found.append(record)
+        elif line and not (record is None and line.startswith(b"{")):  # a line that was cut
             rule = f"be a record with {', '.join(NAMED)} and own, each of its type"
             raise CompareError(f"Line {number} of {path} must {rule}. Repair or delete it.")
     return found
 
 
+def newest(found: Sequence[Record]) -> list[Record]:
+    """Return the last record of each row and seed; all seeds of a row have the last stamp."""
+    stamp_of = {(record["partition"], record["row"]): record.get("stamp") for record in found}
+    last = {
+        (record["partition"], record["row"], record["seed"]): record
+        for record in found
+        if record["trial"] is None
+        and stamp_of[record["partition"], record["row"]] == record.get("stamp")
+    }
+    return list(last.values())
+
+
 def _parsed(line: bytes) -> Any:
-    """Read a line, or return None if it is not JSON. A record that was cut has no last bracket."""
+    """Read a line, or return None if it is not JSON."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -60,26 +196,50 @@ def _is_record(found: Any) -> bool:
     if not all(isinstance(found[name], KINDS[name]) for name in KINDS.keys() & found):
         return False
     clients = found.get("clients", {}).values()
-    numbers = [value for each in clients if isinstance(each, dict) for value in each.values()]
-    flat = all(isinstance(value, int | float) for value in numbers)
-    return flat and all(isinstance(each, dict) for each in clients)
+    return all(
+        isinstance(each, dict) and all(isinstance(value, int | float) for value in each.values())
+        for each in clients
+    )
 
 
 def append(path: Path, record: Record) -> None:
     """Write a record as one line, which is on the disk before this returns.
 
-    Several programs may write to one file. A last line that a killed program cut is removed.
+    A last line that a killed program cut gets an end, and is not read. The file is not read here.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path), path.open("ab+") as file:
-        file.seek(0)
-        *_, last = file.read().split(b"\n")
-        if last and _parsed(last) is None:
-            file.truncate(file.tell() - len(last))
-            last = b""
-        file.write((b"\n" if last else b"") + json.dumps(record).encode() + b"\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        cut = file.read(1) not in (b"\n", b"")
+        file.write((b"\n" if cut else b"") + json.dumps(record).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays to a file, completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide figures."""
+    found = {}
+    for name in ("fedprompt", "torch", "timm"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found | {"torch": str(torch.__version__)}
 
 
 @cache
@@ -96,7 +256,7 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    named |= {"version": version("fedprompt"), "torch": str(torch.__version__)}
+    named |= {"version": versions()["fedprompt"], "torch": versions()["torch"]}
     text = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     model = re.findall(r"(?:vendor_id|family|model)\s*: (.*)", text)[:3]
     processor = " ".join([torch.backends.cpu.get_cpu_capability(), *model])

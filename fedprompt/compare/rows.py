@@ -1,38 +1,44 @@
-"""Rows of a table: methods of the gallery, of a user, and controls, with their hyperparameters."""
+"""Rows of a table: methods of the gallery and of a user with their values, and the references."""
 
+import ast
 import inspect
-import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
+import torch.nn as nn
+import torch.nn.functional as F
+
+import fedprompt as fp
 import fedprompt._refusals as check
-from fedprompt.compare.identity import stamp, told
-from fedprompt.compare.trials import CompareError, Trial
+from fedprompt.compare import stamps
+from fedprompt.compare.trials import CompareError
 from fedprompt.interfaces import Method
-from fedprompt.methods import METHODS, Entry, register
+from fedprompt.methods import (
+    METHODS,
+    ClientData,
+    ClipSetting,
+    Entry,
+    Setting,
+    coop,
+    local,
+    register,
+)
 from fedprompt.methods.registry import LEARNING_RATE
-
-HEAD_RATE = "head_rate"
-"""Learning rate of projections and heads, a hyperparameter of the setting of a row."""
+from fedprompt.methods.steps import take_step
 
 FAMILIES = ("one model", "mixed models", "CLIP")
-
 KINDS = {"one model": ("one model", "mixed models")}
 """Families that can run where clients have the models of one: others are for that family alone."""
-
-FURTHER: dict[str, Entry] = {}
-"""Controls, which are not in the gallery, by name."""
-
 ENTRIES: dict[Callable[..., Method], Entry] = {}
 """Entries of functions of a user that are not registered, or that a file registers."""
-
-SOURCES: dict[str, tuple[Path, bytes]] = {}
-"""Path and text of each imported file of methods, by the name of its module."""
+CONSTANT = "Most frequent class"
+"""Title of the row that is not trained."""
 
 
 @dataclass(frozen=True)
@@ -41,51 +47,138 @@ class Row:
 
     Attributes:
         title: Name in tables.
-        method: Name in :data:`fedprompt.methods.METHODS` or `FURTHER`, or that of the function of
-            a user. If None, it cannot run.
-        values: Hyperparameters. The others have their defaults. `HEAD_RATE` belongs to the setting.
+        method: Name in :data:`fedprompt.methods.METHODS`, or of the function of a user; "longer"
+            for training alone, "" for the most frequent class.
+        values: Hyperparameters. The others have their defaults.
         make: Function of a user, or None for another method.
+        given: Names of the values that the user gave, which are not tuned.
+        family: Family of models with which the method runs.
     """
 
     title: str
-    method: str | None
+    method: str
     values: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[..., Method] | None = field(default=None, kw_only=True)
+    given: tuple[str, ...] = field(default=(), kw_only=True)
+    family: str = field(default="one model", kw_only=True)
 
-    @staticmethod
-    def of(method: str | Callable[..., Method], **values: Any) -> "Row":
-        """Make the row of a method, with its default hyperparameters where none are given."""
-        entry = (METHODS | FURTHER)[method] if isinstance(method, str) else entry_of(method)
-        given = entry.make if isinstance(method, str) else method
-        ours = entry.name in FURTHER or entry.make.__module__.startswith("fedprompt.")
-        make = None if ours and (METHODS | FURTHER).get(entry.name) is entry else given
-        return Row(entry.title, entry.name, entry.defaults | values, make=make)
+    @property
+    def entry(self) -> Entry:
+        """The method of the gallery, of a user, or training alone."""
+        if self.make is not None:
+            return entry_of(self.make)
+        return ALONE if self.method == ALONE.name else METHODS[self.method]
 
     @property
     def personalized(self) -> bool:
         """Whether the method has a model for each client."""
-        return "personalized" in self.entry.traits
+        return self.method != "" and "personalized" in self.entry.traits
 
-    @property
-    def entry(self) -> Entry:
-        """The method of the gallery, the further one, or that of a user."""
-        return (METHODS | FURTHER)[str(self.method)] if self.make is None else entry_of(self.make)
+    def stamp(self, *more: Any) -> str:
+        """Return a digest of the values, of the source of the method, and of more.
+
+        Raises:
+            UntoldError: If the method cannot be told from others.
+        """
+        make = self.make or (self.entry.make if self.method else None)
+        known = stamps.told(dict(self.values)), self.family
+        return stamps.digest(known, None if make is None else stamps.told(make), more)
 
     def __reduce__(self) -> Any:
         """Send the text of a file, because another process cannot import its module by name."""
-        if (source := SOURCES.get(getattr(self.make, "__module__", ""))) is None:
+        if (text := stamps.TEXTS.get(getattr(self.make, "__module__", ""))) is None:
             return super().__reduce__()
-        return _received, (*source, self.title, self.method, self.values)
+        return _received, (*text, self.title, self.method, self.values, self.given, self.family)
 
 
-def _received(path: Path, text: bytes, title: str, name: str, values: Mapping[str, Any]) -> Row:
-    return Row(title, name, values, make=read_methods(path, text)[name])
+def _received(path: Path, text: bytes, title: str, name: str, *rest: Any) -> Row:
+    values, given, family = rest
+    make = read_methods(path, text)[name]
+    return Row(title, name, values, make=make, given=given, family=family)
 
 
-def plain_method(row: Row, trial: Trial) -> Method:
-    """Make the method of a row for a trial."""
-    values = {name: value for name, value in row.values.items() if name != HEAD_RATE}
-    return row.entry.make(trial.setting, **values)
+def chosen(methods: Sequence[str | Callable[..., Method]], families: Sequence[str]) -> list[Row]:
+    """Return the rows of methods: names of the gallery, FILE:NAME, or functions.
+
+    ``NAME:learning_rate=0.003,rank=8`` gives values.
+
+    Args:
+        methods: Methods.
+        families: Families of models of the problem; a method runs with the first that it fits.
+
+    Raises:
+        CompareError: If a name is not known or occurs twice, or a method is for other models.
+    """
+    check.sequence("methods", methods, "names or functions")
+    listed = [_row(method, families) for method in methods if method != ""]
+    if not listed:
+        raise CompareError("`methods` must name at least one method.")
+    titles = [row.title.casefold() for row in listed]
+    for row, title in zip(listed, titles, strict=True):
+        if titles.count(title) > 1:
+            raise CompareError(f"`methods` must name each once; got {row.method!r} twice.")
+    return listed
+
+
+def files(methods: Sequence[str | Callable[..., Method]]) -> list[Path]:
+    """Return the files of methods that are given as FILE:NAME."""
+    listed = [_split(method)[0] for method in methods if isinstance(method, str)]
+    return [Path(path) for path in dict.fromkeys(listed) if path]
+
+
+def _split(method: str) -> tuple[str, str, str]:
+    """Return file, name and values of FILE:NAME:VALUES, of which each but the name may be empty."""
+    values = re.search(r":([A-Za-z_]\w*=.*)$", method, re.DOTALL)
+    text = method[: values.start()] if values else method
+    path, _, name = (f"{text}:" if text.endswith(".py") else text).rpartition(":")
+    return path, name, values[1] if values else ""
+
+
+def _row(method: str | Callable[..., Method], families: Sequence[str]) -> Row:
+    text, make = "", method
+    if isinstance(method, str):
+        path, name, text = _split(method)
+        found: Mapping[str, Any] = read_methods(Path(path)) if path else METHODS
+        if name not in found:
+            raise _unknown(method, path, name, found)
+        make = found[name] if path else METHODS[name].make
+    plain = inspect.isfunction(make) or inspect.ismethod(make)
+    check.typed(plain, "methods", "be names or functions; write a function around an object", make)
+    entry = entry_of(cast(Any, make))
+    family = next((each for each in families if fits(entry, each)), None)
+    if family is None:
+        got = f"{entry.name}, which is for {' or '.join(entry.families)}"
+        raise CompareError(f"`methods` must be for {' or '.join(families)}; got {got}.")
+    values = _values(entry, text)
+    told = ", ".join(f"{key} {value}" for key, value in values.items())
+    title = f"{entry.title} ({told})" if values else entry.title
+    gallery = METHODS.get(entry.name) is entry and entry.make.__module__.startswith("fedprompt.")
+    own: Any = None if gallery else make
+    every = {**entry.defaults, **values}
+    return Row(title, entry.name, every, make=own, given=tuple(values), family=family)
+
+
+def _unknown(method: str, path: str, name: str, found: Mapping[str, Any]) -> CompareError:
+    near = ", ".join(get_close_matches(name, found) or sorted(found))
+    there = f"there are {near}" if near else "no function of it begins with `setting`"
+    if not name:
+        return CompareError(f"`methods` must be FILE:NAME for a file; got {method}: {there}.")
+    return CompareError(f"{name!r} is no method of {path or 'the gallery'}; {there}.")
+
+
+def _values(entry: Entry, text: str) -> dict[str, Any]:
+    """Read ``learning_rate=0.003,rank=8``."""
+    found = dict[str, Any]()
+    for pair in re.split(r",(?=[A-Za-z_]\w*=)", text) if text else ():
+        name, _, value = pair.partition("=")
+        if name not in entry.defaults:
+            known = ", ".join(entry.defaults) or "none"
+            raise CompareError(f"`methods` must give values of {entry.name}: {known}; got {name}.")
+        try:
+            found[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name] = value
+    return found
 
 
 def fits(entry: Entry, family: str) -> bool:
@@ -93,57 +186,9 @@ def fits(entry: Entry, family: str) -> bool:
     return any(kind in entry.families for kind in KINDS.get(family, (family,)))
 
 
-def chosen(methods: Sequence[str | Callable[..., Method]], family: str) -> list[Row]:
-    """Return the rows of methods: names of the gallery, FILE:NAME, or functions.
-
-    Raises:
-        CompareError: If a name is not known or occurs twice, or a method is for other models.
-    """
-    check.sequence("methods", methods, "names or functions")
-    listed = [_row(method) for method in methods if method != ""]
-    if not listed:
-        raise CompareError("`--methods` must name at least one method.")
-    titles = [row.title.casefold() for row in listed]
-    for row, title in zip(listed, titles, strict=True):
-        if titles.count(title) > 1:
-            raise CompareError(f"`--methods` must name each once; got {row.method!r} twice.")
-    wrong = [
-        f"{row.method} is for {' or '.join(row.entry.families)}"
-        for row in listed
-        if not fits(row.entry, family)
-    ]
-    if wrong:
-        raise CompareError(f"`--methods` must be for {family}; {'; '.join(wrong)}.")
-    return listed
-
-
-def files(methods: Sequence[str | Callable[..., Method]]) -> list[Path]:
-    """Return the files of methods that are given as FILE:NAME."""
-    listed = [method.rpartition(":")[0] for method in methods if isinstance(method, str)]
-    return [Path(path) for path in dict.fromkeys(listed) if path]
-
-
-def _row(method: str | Callable[..., Method]) -> Row:
-    if not isinstance(method, str):
-        rule = "be names or functions; write a function around another object"
-        plain = inspect.isfunction(method) or inspect.ismethod(method)
-        check.typed(plain, "methods", rule, method)
-        return Row.of(method)
-    path, _, name = (f"{method}:" if method.endswith(".py") else method).rpartition(":")
-    found: Mapping[str, Any] = read_methods(Path(path)) if path else METHODS
-    if name not in found:
-        near = ", ".join(get_close_matches(name, found) or sorted(found))
-        there = f"there are {near}" if near else "no function of it begins with `setting`"
-        if not name:
-            raise CompareError(f"`--methods` must be FILE:NAME for a file; got {method}: {there}.")
-        where = path or "the gallery"
-        raise CompareError(f"{name!r} is no method of {where}; {there}.")
-    return Row.of(found[name] if path else name)
-
-
 def entry_of(make: Callable[..., Method]) -> Entry:
     """Return the entry of a function. That of a new function is not registered."""
-    known = [entry for entry in (METHODS | FURTHER).values() if entry.make is make]
+    known = [entry for entry in METHODS.values() if entry.make is make]
     if not known and make not in ENTRIES:
         ENTRIES[make] = _made(make)
     return known[0] if known else ENTRIES[make]
@@ -151,7 +196,7 @@ def entry_of(make: Callable[..., Method]) -> Entry:
 
 def _made(make: Callable[..., Method]) -> Entry:
     title = make.__name__.replace("_", " ").capitalize()
-    if title.casefold() in {entry.title.casefold() for entry in (METHODS | FURTHER).values()}:
+    if title.casefold() in {entry.title.casefold() for entry in METHODS.values()}:
         raise CompareError(f"`methods` must have new names; got {make.__name__}.")
     rate = inspect.signature(make).parameters.get("learning_rate")
     if rate is not None and (rate.kind is not rate.KEYWORD_ONLY or rate.default is rate.empty):
@@ -165,16 +210,7 @@ def _made(make: Callable[..., Method]) -> Entry:
     return METHODS.pop(make.__name__)
 
 
-def code(row: Row) -> str | None:
-    """Return a hash of a method of a user, so that an edit is another run.
-
-    Of a file it is the whole file, but not what it imports. Of another function, it is its code
-    with the values around it (:func:`fedprompt.compare.identity.told`).
-    """
-    if row.make is None:
-        return None
-    _, text = SOURCES.get(row.make.__module__, (None, None))
-    return stamp(json.dumps(told(row.entry.make)) if text is None else text)
+# Files of methods.
 
 
 def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..., Method]]:
@@ -192,10 +228,10 @@ def read_methods(path: Path, text: bytes | None = None) -> dict[str, Callable[..
     """
     if text is None:
         if path.suffix != ".py" or not path.is_file():
-            raise CompareError(f"`--methods` must name an existing Python file; got {path}.")
+            raise CompareError(f"`methods` must name an existing Python file; got {path}.")
         path, text = path.resolve(), path.read_bytes()
-    name = f"{path.stem}-{stamp(bytes(path) + text)}"
-    if name not in SOURCES:
+    name = f"{path.stem}-{stamps.hashed(bytes(path) + text)}"
+    if name not in stamps.TEXTS:
         _import(name, path, text)
     functions = [each for each in vars(sys.modules[name]).values() if inspect.isfunction(each)]
     found: list[Any] = [
@@ -219,11 +255,11 @@ def _import(name: str, path: Path, text: bytes) -> None:
         sys.path.append(str(path.parent))
     try:
         exec(compile(text, str(path), "exec"), vars(module))
-        others = {source.parent for source, _ in SOURCES.values()} - {path.parent}
+        others = {source.parent for source, _ in stamps.TEXTS.values()} - {path.parent}
         for stem in {each.stem for each in path.parent.iterdir()} & sys.modules.keys():
             if (folder := _folder_of(sys.modules[stem])) in others:
                 raise ImportError(f"`{stem}` is a module of {folder}, too; rename one of them")
-        SOURCES[name] = path, text
+        stamps.TEXTS[name] = path, text
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
@@ -238,3 +274,45 @@ def _folder_of(module: ModuleType) -> Path | None:
     """Return the folder that has the file of a module, or the folder of a package."""
     places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None)]
     return Path(places[0]).parent if places[0] else None
+
+
+# References: training alone, with as many passes as a method takes, and the most frequent class.
+
+
+def train(model: nn.Module, data: ClientData, learning_rate: float, times: int) -> None:
+    """Train on the batches of a round, and on as many others for each further time."""
+    optimizer = data.optimizer(model, learning_rate)
+    for time in range(times):
+        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
+
+
+def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> Method:
+    """Train each client alone, with several times the batches."""
+
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
+        model = setting.model(data.id, state)
+        train(model, data, learning_rate, times)
+        return {}, fp.snapshot(model, buffers=True)
+
+    if isinstance(setting, ClipSetting):
+        return coop(setting, learning_rate=learning_rate)._replace(client=client)
+    return local(cast(Any, setting), learning_rate=learning_rate)._replace(client=client)
+
+
+ALONE = Entry("longer", "Training alone", longer, FAMILIES, ("personalized",), LEARNING_RATE, "")
+TOWER = ", image tower"
+"""End of the title of training alone of the image tower of a CLIP."""
+
+
+def alone(family: str, times: int = 1, *, tower: bool = False, **values: Any) -> Row:
+    """Make the row of training alone, with the default values of the family of models."""
+    values = {**METHODS[usual(family)].defaults, **values, "times": times}
+    title = f"{ALONE.title}{TOWER if tower else ''}"
+    title += f", {times} times as long" if times > 1 else ""
+    return Row(title, ALONE.name, values, family=family)
+
+
+def usual(family: str) -> str:
+    """Return the method of the gallery that is training alone."""
+    return "coop" if family == "CLIP" else "local"

@@ -1,23 +1,18 @@
 """A trial: a setting, the inputs of its clients, and their tests, for one seed."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn as nn
 from jaxtyping import Int
 from torch import Tensor
 
-import fedprompt as fp
 import fedprompt._refusals as check
-from fedprompt.methods import Federation, Setting
+from fedprompt.methods import Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs
-
-BUDGET = ("rounds", "steps")
-"""Fields of a setting that a shrunk run has less of."""
 
 
 class CompareError(ValueError):
@@ -47,26 +42,26 @@ class Machine:
         check.number("shrink", self.shrink, above=0, at_most=1)
 
 
-class Images(NamedTuple):
-    """Images with their labels and domains.
+@dataclass(frozen=True)
+class Chosen:
+    """Inputs at some positions, read and prepared when they are needed.
 
-    Attributes:
-        pixels: Images, (n, channels, height, width), or the inputs of a method that stand for them.
-        labels: Classes, (n,), int64.
-        domains: Domains, (n,), int64; zeros for a data set without domains.
+    Args:
+        inputs: All inputs.
+        positions: Positions of the chosen ones.
+        prepare: Function of a batch, by default to floating point.
     """
 
-    pixels: Tensor
-    labels: Int[Tensor, "images"]
-    domains: Int[Tensor, "images"]
+    inputs: Inputs
+    positions: Int[Tensor, "chosen"]
+    prepare: Callable[[Tensor], Tensor] = Tensor.float
 
-    def at(self, positions: Tensor) -> "Images":
-        """Return the images at some positions."""
-        return Images(*(part[positions] for part in self))
+    def __len__(self) -> int:
+        return len(self.positions)
 
-    def cells(self, num_classes: int) -> Int[Tensor, "images"]:
-        """Return the pair of domain and class of each image, as one number."""
-        return self.domains * num_classes + self.labels
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """Return a batch."""
+        return self.prepare(self.inputs[self.positions[index]])
 
 
 class Further(NamedTuple):
@@ -76,85 +71,70 @@ class Further(NamedTuple):
         inputs: Inputs.
         labels: Their classes.
         class_names: Names of these classes, if they are others than in training.
+        trained: Whether clients have training inputs of the same domain and classes.
     """
 
     inputs: Inputs
     labels: Int[Tensor, "tests"]
     class_names: Sequence[str] | None = None
+    trained: bool = True
 
 
 class Trial(NamedTuple):
     """A setting, the data of its clients, and test inputs.
 
-    A cell is a pair of domain and class. The own mix of a client has its shares of the cells.
-
     Attributes:
         setting: Setting of a method.
         federation: Data of the clients.
-        test: Test inputs.
-        test_cells: Cell of each test input.
-        mixes: Number of training inputs of each client in each cell, (clients, cells).
+        tests: Test inputs. A client without any of its own is not tested.
+        places: Number of each test input, the same for all seeds that test it.
         newcomers: Ids of the clients that never train.
-        domain_names: Names of the domains.
-        own: Positions of each client's test inputs. A client without any is not tested. If None,
-            clients are tested on all test inputs, weighted by their mixes.
-        names: Names of the clients; their numbers if there are none.
+        names: Names of the clients.
         further: Further test inputs, by the name of their figure.
     """
 
     setting: Setting
     federation: Federation
-    test: Inputs
-    test_cells: Int[Tensor, "tests"]
-    mixes: Int[Tensor, "clients cells"]
+    tests: HeldOut
+    places: Int[Tensor, "tests"]
     newcomers: Sequence[int] = ()
-    domain_names: Sequence[str] = ("",)
-    own: Sequence[Tensor] | None = None
     names: Sequence[str] = ()
     further: Mapping[str, Further] = {}
 
+    def has_tests(self, client: int) -> bool:
+        """Return whether a client is tested."""
+        own = self.tests.own
+        return own is None or (client in own and len(own[client]) > 0)
+
     @property
     def tested(self) -> list[int]:
-        """Clients that are tested."""
-        return [c for c in self.setting.clients if self.own is None or len(self.own[c])]
-
-    @staticmethod
-    def of(
-        setting: Setting,
-        train: Images,
-        test: Images,
-        shards: Iterable[Any],
-        newcomers: Sequence[int] = (),
-        domain_names: Sequence[str] = ("",),
-        federation: type[Federation] = Federation,
-    ) -> "Trial":
-        """Make the trial of clients whose training images are at the positions of shards."""
-        owned = dict(enumerate(map(torch.as_tensor, shards)))
-        cells, test_cells = (side.cells(setting.num_classes) for side in (train, test))
-        count = setting.num_classes * max(len(domain_names), 1 + int(train.domains.max()))
-        mixes = torch.stack([cells[shard].bincount(minlength=count) for shard in owned.values()])
-        data = federation(setting, train.pixels, train.labels, owned)
-        return Trial(setting, data, test.pixels, test_cells, mixes, newcomers, domain_names)
-
-    def divided_tests(self, generator: np.random.Generator) -> "Trial":
-        """Divide the test inputs of each cell over the clients, as its training inputs are."""
-        shares = (self.mixes / self.mixes.sum(0).clamp(min=1).double()).numpy()
-        parts = fp.data.allocate(self.test_cells, shares, min_size=0, generator=generator)
-        return self._replace(own=list(map(torch.as_tensor, parts)))
+        """Clients that train and are tested."""
+        return [client for client in self.setting.clients if self.has_tests(client)]
 
     def shrunk(self, share: float) -> "Trial":
         """Return the trial with a share of its rounds, steps and images, and the same clients."""
         if share == 1:
             return self
-        few = {name: max(2, math.ceil(share * getattr(self.setting, name))) for name in BUDGET}
-        setting, owned = replace(self.setting, **few), self.federation.shards.items()
+        given = {name: getattr(self.setting, name) for name in ("rounds", "steps")}
+        few = {name: max(2, math.ceil(share * value)) for name, value in given.items() if value}
+        owned = self.federation.shards.items()
         shards = {c: part[: max(20, math.ceil(share * len(part)))] for c, part in owned}
-        federation = replace(self.federation, setting=setting, shards=shards)
-        size = max(60, math.ceil(share * len(self.test)))
-        chosen = torch.arange(len(self.test), device="cpu")[:size]
-        own = None if self.own is None else [part[part < size] for part in self.own]
-        test: dict[str, Any] = {"test": self.test[chosen], "test_cells": self.test_cells[chosen]}
-        return self._replace(setting=setting, federation=federation, own=own, **test)
+        size, tests = max(60, math.ceil(share * len(self.places))), self.tests
+        chosen = torch.arange(min(size, len(self.places)), device="cpu")
+        own = tests.own and {c: part[part < size] for c, part in tests.own.items()}
+        own = own and {c: part for c, part in own.items() if len(part)}
+        cells = None if tests.cells is None else tests.cells[chosen]
+        kept: Any = {"own": own, "mixes": tests.mixes, "cells": cells}
+        few_tests: Any = Chosen(tests.inputs, chosen)
+        if isinstance(tests.inputs, Tensor):
+            few_tests = tests.inputs[chosen]
+        held_out = HeldOut(few_tests, tests.labels[chosen], **kept)
+        return self._replace(
+            setting=replace(self.setting, **few),
+            federation=replace(self.federation, shards=shards),
+            tests=held_out,
+            places=self.places[chosen],
+        )
 
     def on(self, device: str) -> "Trial":
         """Return the trial with its models and public inputs on a device, where batches go, too."""
@@ -162,9 +142,8 @@ class Trial(NamedTuple):
             return self
         for frozen in (*getattr(self.setting, "trunks", ()), getattr(self.setting, "clip", None)):
             move(frozen, device)
-        setting = replace(self.setting, device=device, public=self.setting.public.to(device))
-        federation = replace(self.federation, setting=setting)
-        return self._replace(setting=setting, federation=federation)
+        public = self.setting.public.to(device)
+        return self._replace(setting=replace(self.setting, device=device, public=public))
 
 
 def move(frozen: Any, device: str) -> None:

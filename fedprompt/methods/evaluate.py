@@ -128,6 +128,8 @@ class Figures(dict[str, float]):
             `balanced`, `macro_f1` and `trained`, and `participated`, which is 1 if it ever trained.
             With `own` or `mixes` it also has `own`, and `size`, its weight in `pooled`. A newcomer
             has `received`, and `after` if it trains.
+        predicted: Predicted class of each test input, by client id; the number of classes stands
+            for NaN. It has the clients that took part.
 
     Example:
         >>> from fedprompt.methods import Figures
@@ -137,10 +139,14 @@ class Figures(dict[str, float]):
     """
 
     def __init__(
-        self, figures: Mapping[str, float], clients: Mapping[int, Mapping[str, float]]
+        self,
+        figures: Mapping[str, float],
+        clients: Mapping[int, Mapping[str, float]],
+        predicted: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__(figures)
         self.clients = dict(clients)
+        self.predicted = dict(predicted or {})
 
 
 def evaluate(
@@ -252,7 +258,7 @@ def evaluate(
     with kept_streams():
         found = run.figures(tested, named, shared)
         received = run.newcomers(new, steps, learning_rate)
-    return Figures(found | received, found.clients | received.clients)
+    return Figures(found | received, found.clients | received.clients, found.predicted)
 
 
 class _NoInputs:
@@ -436,17 +442,19 @@ class _Run:
             return Figures({}, {})
         predictions: list[tuple[Tensor, int]] = []
 
-        def measured(here: _Run, client: int) -> dict[str, float]:
+        def measured(here: _Run, client: int) -> dict[str, Any]:
             if not (shared and predictions):
                 model = here.model(client)
                 trained = sum(weights.numel() for weights in _trained(model))
                 predictions[:] = [(self.tests.predicted(model), trained)]
             classes, trained = predictions[0]
-            found = {"full": self.tests.accuracy(classes, None), "trained": trained}
+            found: dict[str, Any] = {"full": self.tests.accuracy(classes, None)}
+            found |= {"trained": trained, "predicted": classes}
             found |= {"participated": int(str(client) in here.now.clients)}
             return found | self.own(client, classes) | self.tests.over_classes(classes)
 
         found = self.of_each(clients, measured)
+        predicted = {client: found[client].pop("predicted") for client in clients}
         full = [found[client]["full"] for client in clients]
         figures = {"full": sum(full) / len(full), "lowest": min(full), "highest": max(full)}
         if "own" in found[clients[0]]:
@@ -458,7 +466,7 @@ class _Run:
             figures[name] = float(np.mean([found[client]["own"] for client in ids]))
         figures["trained"] = next(filter(None, (model["trained"] for model in models)), 0)
         figures["participated"] = sum(each["participated"] for each in found.values())
-        return Figures(figures, found)
+        return Figures(figures, found, predicted)
 
     def own(self, client: int, classes: Tensor) -> dict[str, float]:
         """Measure a client on its own tests, if it has any, and count them."""
@@ -485,15 +493,15 @@ class _Run:
         return Figures({name: total[name] / len(clients) for name in names}, found)
 
     def of_each(
-        self, clients: Sequence[int], measured: Callable[["_Run", int], dict[str, float]]
-    ) -> dict[int, dict[str, float]]:
+        self, clients: Sequence[int], measured: Callable[["_Run", int], dict[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
         """Divide clients evenly over the ranks, and return the figures of all of them, in order."""
         rank, world = rank_of(self.group)
         hosts = ranks_of(clients, world, share=True)
         now = moved(self.now, ranks_of(clients, world), hosts, self.group)
         run, seed = replace(self, now=now), self.method.setting.seed
 
-        def here() -> dict[str, dict[str, float]]:
+        def here() -> dict[str, dict[str, Any]]:
             found = {}
             for client in (c for c in clients if hosts[c] == rank):
                 begin_streams(seed, now.server_round, 0, client, "evaluate")

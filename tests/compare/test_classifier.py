@@ -11,8 +11,10 @@ from PIL import Image
 
 import fedprompt as fp
 from fedprompt.backbones.pretrained import network
+from fedprompt.compare import Classifier
 from fedprompt.compare.classifier import function_of, load, predict, save
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
+from other_device import other_device
 
 NAMES = ["cat", "polar_bear", "fox"]
 KINDS = {"one model": ("digits-S", "vit", 16, "L"), "CLIP": ("emoji", "clip", 32, "RGB")}
@@ -97,7 +99,6 @@ def folders(made, tmp_path_factory):
     saved(root / "vit", "fedper", "one model", made["one model"])
     saved(root / "clip", "promptfl", "CLIP", made["CLIP"])
     saved(root / "zero", "zero_shot", "CLIP", made["CLIP"])
-    saved(root / "head", "fedclip", "CLIP", made["CLIP"])
     return root
 
 
@@ -108,10 +109,20 @@ def test_a_folder_alone_is_enough_in_any_precision(folders):
         one = load(folders / name).predict(images[2])
         torch.testing.assert_close(one.probabilities, expected[2:3])
         assert load(folders / name).predict([]).probabilities.shape == (0, 3)
+        assert isinstance(load(folders / name), Classifier)  # one for both families
         for model in (load(folders / name, dtype=torch.bfloat16), load(folders / name).half()):
             found = model.predict(images).probabilities
             torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
             assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "zero"])
+def test_a_classifier_is_loaded_on_another_device(name, folders):
+    images = photos("one model" if name == "vit" else "CLIP", 3)
+    expected = load(folders / name).predict(images).probabilities
+    with other_device() as device:
+        found = load(folders / name, device=device).predict(images).probabilities
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_clip_predicts_other_names_unless_it_learned_something_for_each(folders, made):

@@ -1,111 +1,124 @@
-"""Rows: the function of each method, and files of methods."""
+"""Methods by their names, from a file, or as functions, and the values that they are given."""
 
 import pickle
 import sys
 
 import pytest
 
-from fedprompt import methods
+from comparisons import digits
+from fedprompt import compare, methods
 from fedprompt.compare import rows
-from fedprompt.compare.rows import Row
+from fedprompt.compare.command import split
 from fedprompt.compare.trials import CompareError
-from fedprompt.methods import METHODS, Entry
 from refusals import refused
 
-
-def installed(setting, *, learning_rate=0.3, mu=2.0):
-    return methods.fedprox(setting)
-
-
-def short(setting):
-    return methods.fedprox(setting)
-
-
-def test_only_functions_of_a_user_or_of_a_package_are_part_of_a_row(monkeypatch):
-    """Records of the library's methods name no code."""
-    entry = Entry("installed", "Installed", installed, ("CLIP",), (), {}, "")
-    monkeypatch.setitem(METHODS, "installed", entry)
-    monkeypatch.setattr(rows, "ENTRIES", {})
-    usual = METHODS["fedprox"].defaults
-    expected = {
-        "fedprox": Row("FedProx", "fedprox", usual),
-        methods.fedprox: Row("FedProx", "fedprox", usual),
-        "longer": Row("Training alone", "longer", {"learning_rate": 0.01, "times": 1}),
-        "installed": Row("Installed", "installed", entry.defaults, make=installed),
-        installed: Row("Installed", "installed", entry.defaults, make=installed),
-        short: Row("Short", "short", {}, make=short),
-    }
-    for method, row in expected.items():
-        assert Row.of(method) == row
-        assert (rows.code(row) is None) == (row.make is None)
-        assert row.entry.title == row.title
-    assert Row.of(installed, mu=3.0).values == {"learning_rate": 0.3, "mu": 3.0}
-    found = rows.entry_of(short)
-    assert (found.search, found.families, found.traits) == ({}, rows.FAMILIES, ("personalized",))
-    assert rows.entry_of(short) is found
-    assert "short" not in METHODS
-    kinds = [Row.of(name).personalized for name in ("fedprox", "ditto", short)]
-    assert kinds == [False, True, True]
-
-
-def positional(setting, learning_rate=0.1):
-    return methods.fedprox(setting)
-
-
-def without_default(setting, *, learning_rate):
-    return methods.fedprox(setting)
-
-
-test_wrong_functions_are_refused = refused(globals())("""
-Row.of(positional) -> CompareError: `learning_rate` of positional must be a keyword with a default,
-Row.of(without_default) -> CompareError: `learning_rate` of without_default must be a keyword with
-""")
-
-FILE = """
-from fedprompt.methods import fedprox, register
-
-def plain(setting, *, learning_rate=0.1):
-    return helper(setting, learning_rate)
-
-def helper(given, setting):
-    return fedprox(given)
-
-@register("My own", families=("CLIP",))
-def other(given, *, learning_rate=0.5):
-    return fedprox(given)
+TEXT = """
+from fedprompt import methods
+def first(setting, *, learning_rate=0.1):
+    return methods.fedprox(setting, learning_rate=learning_rate)
+@methods.register("Second one", families=("CLIP",))
+def second(setting):
+    return methods.promptfl(setting)
+def helper(values):
+    return values
 """
 
 
-def test_another_process_gets_the_text_of_a_file_which_registers_nothing(tmp_path, monkeypatch):
-    path, before = tmp_path / "mine.py", {**METHODS}
-    others = {name: each for name, each in sys.modules.items() if not name.startswith("mine-")}
-    for name, value in (("path", [*sys.path]), ("modules", others)):
-        monkeypatch.setattr(sys, name, value)
-    for name in ("SOURCES", "ENTRIES"):
-        monkeypatch.setattr(rows, name, {})
-    path.write_text(f"{FILE}\n1 / 0")
-    for _ in range(2):
-        with pytest.raises(
-            CompareError, match=r"mine.py cannot be imported: ZeroDivisionError: di"
-        ):
-            rows.read_methods(path)
-    assert not [name for name in (*rows.SOURCES, *sys.modules) if name.startswith("mine-")]
-    path.write_text(FILE)
-    plain, other = rows.chosen([f"{path}:plain", f"{path}:other", ""], "CLIP")
-    assert list(rows.read_methods(path)) == ["plain", "other"]
-    assert before == METHODS
-    assert sys.path.count(str(tmp_path)) == 1
-    assert rows.files([f"{path}:plain", "fedprox", f"{path}:other"]) == [path]
-    assert (plain.title, plain.values) == ("Plain", {"learning_rate": 0.1})
-    assert (other.title, other.entry.families) == ("My own", ("CLIP",))
-    code, sent = rows.code(plain), pickle.dumps(plain)
-    assert code == rows.code(other)
-    path.write_text(f"{FILE}\n# another text")
-    assert rows.code(*rows.chosen([f"{path}:plain"], "CLIP")) != code
-    path.unlink()
-    rows.SOURCES.clear()
-    rows.ENTRIES.clear()
-    found = pickle.loads(sent)
-    assert found.make is not plain.make
-    assert (rows.code(found), found.make.__code__) == (code, plain.make.__code__)
-    assert (found.title, found.method, found.values) == (plain.title, "plain", plain.values)
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(TEXT)
+    return path
+
+
+def chosen(*names, families=("one model",)):
+    return rows.chosen(names, families)
+
+
+def test_values_are_given_behind_the_name():
+    (row,) = chosen("fedprox:learning_rate=0.003,proximal_weight=1e-1")
+    assert (row.title, row.given) == (
+        "FedProx (learning_rate 0.003, proximal_weight 0.1)",
+        ("learning_rate", "proximal_weight"),
+    )
+    assert row.values == {"learning_rate": 0.003, "proximal_weight": 0.1}
+    assert len(chosen("fedprox", "fedprox:learning_rate=0.003")) == 2
+
+
+def test_commas_divide_methods_and_values():
+    text = "fedprox:learning_rate=0.1,proximal_weight=1, mine.py:f ,a/b.py:g:rank=2,size=3,ditto"
+    assert split(text) == [
+        "fedprox:learning_rate=0.1,proximal_weight=1",
+        *("mine.py:f", "a/b.py:g:rank=2,size=3", "ditto"),
+    ]
+
+
+def test_methods_of_a_file_are_its_functions_of_a_setting(file):
+    first, second = chosen(
+        f"{file}:first:learning_rate=1", f"{file}:second", families=rows.FAMILIES
+    )
+    assert (first.title, first.values, first.family) == (
+        "First (learning_rate 1)",
+        {"learning_rate": 1},
+        "one model",
+    )
+    assert (second.title, second.family) == ("Second one", "CLIP")
+    assert "second" not in methods.METHODS
+    with pytest.raises(CompareError, match=r"'helper' is no method of .*; there are first, second"):
+        chosen(f"{file}:helper")
+
+
+def test_rows_of_a_file_can_be_sent_by_its_text(file):
+    (row,) = chosen(f"{file}:first")
+    sent = pickle.dumps(row)
+    file.write_text("def first(setting): raise ValueError")
+    again = pickle.loads(sent)
+    assert (again.title, again.values, again.stamp()) == (row.title, row.values, row.stamp())
+
+
+def test_a_file_that_fails_is_named_by_its_line(tmp_path):
+    path = tmp_path / "bad.py"
+    for text, said in (
+        ("def (", "line 1 cannot be imported: SyntaxError"),
+        ("1 / 0", "ZeroDivision"),
+    ):
+        path.write_text(text)
+        with pytest.raises(CompareError, match=said):
+            chosen(f"{path}:a")
+    assert not [name for name in sys.modules if name.startswith("bad-")]
+
+
+def test_a_method_that_does_not_fit_is_named_before_anything_runs(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def wrong(setting):\n    return 1 / 0\n")
+    with pytest.raises(
+        CompareError, match=r"do not fit\. wrong: division by zero \(mine\.py, line 2\)"
+    ):
+        compare.run(digits(), [f"{path}:wrong"], seeds=1)
+
+
+def learning(setting, learning_rate):
+    return methods.fedprox(setting)
+
+
+def fedprox(setting):
+    return methods.fedprox(setting)
+
+
+test_refusals = refused(globals())("""
+chosen() -> CompareError: `methods` must name at least one method.
+chosen("fedprx") -> CompareError: 'fedprx' is no method of the gallery; there are fedprox
+chosen("coop") -> CompareError: `methods` must be for one model; got coop, which is for CLIP.
+chosen("fedprox", "fedprox") -> CompareError: `methods` must name each once; got 'fedprox' twice.
+chosen("fedprox:rank=2") -> CompareError: `methods` must give values of fedprox: learning_rate
+chosen("missing.py:a") -> CompareError: `methods` must name an existing Python file; got missing.py.
+chosen(3) -> TypeError: `methods` must be names or functions
+chosen(learning) -> CompareError: `learning_rate` of learning must be a keyword with a default
+chosen(fedprox) -> CompareError: `methods` must have new names; got fedprox.
+compare.run(digits(), ["fedprox"], seeds=0) -> ValueError: `seeds` must be at least 1; got 0.
+compare.run(digits(), ["fedprox"], tune=0) -> ValueError: `tune` must be at least 1; got 0.
+compare.run(digits(), ["fedprox"], shrink=0) -> ValueError: `shrink` must be above 0
+compare.run(digits(), ["fedprox"], device="cdua") -> CompareError: `device` must be one of this
+compare.run(digits(), ["fedprox"], again=1) -> TypeError: `again` must be True or False
+compare.run(1, ["fedprox"]) -> TypeError: `problem` must be one of `compare.folder`
+""")

@@ -9,7 +9,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from timm.models.vision_transformer import VisionTransformer
 
 from clips import TEXT, TOKENIZER, copy_of
-from tasks.backbones import Backbone
+from studies.backbones import Backbone
 
 HALF = (0.5, 0.5, 0.5)
 SIZE = 16

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.controls import CONTROLS
-from tasks.digits import FIXED
+from studies.controls import CONTROLS
+from studies.digits import FIXED
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -1,0 +1,312 @@
+"""What a task has: trials of images in cells, rows with controls, and where its files are."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.compare import rows, trials
+from fedprompt.compare.problems import Measured
+from fedprompt.compare.records import Record
+from fedprompt.compare.runs import Run
+from fedprompt.compare.trials import Trial
+from fedprompt.methods import METHODS, Federation, HeldOut, Setting, evaluate
+from studies.controls import CONTROLS
+
+FOLDER = Path(__file__).parent / "settings"
+HEAD_RATE = "head_rate"
+"""Learning rate of projections and heads, a hyperparameter of the setting of a row."""
+COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
+
+
+def content(name: str) -> dict[str, Any]:
+    """Read a file of the settings."""
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+class Images(NamedTuple):
+    """Images with their labels and domains.
+
+    Attributes:
+        pixels: Images, (n, channels, height, width), or the inputs of a method that stand for them.
+        labels: Classes, (n,), int64.
+        domains: Domains, (n,), int64; zeros for a data set without domains.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    domains: Tensor
+
+    def at(self, positions: Tensor) -> "Images":
+        """Return the images at some positions."""
+        return Images(*(part[positions] for part in self))
+
+    def cells(self, num_classes: int) -> Tensor:
+        """Return the pair of domain and class of each image, as one number."""
+        return self.domains * num_classes + self.labels
+
+
+@dataclass(frozen=True)
+class Row(rows.Row):
+    """Row of a method of the gallery, or of a control; a row without a method cannot run."""
+
+    @staticmethod
+    def of(method: str, **values: Any) -> "Row":
+        """Make the row of a method, with its default hyperparameters where none are given."""
+        entry = (METHODS | CONTROLS)[method]
+        return Row(entry.title, entry.name, entry.defaults | values)
+
+    @property
+    def entry(self) -> Any:
+        """The method, or the control."""
+        if not self.method:  # the most frequent class
+            return rows.ALONE
+        return (METHODS | CONTROLS)[self.method] if self.make is None else super().entry
+
+
+@dataclass(frozen=True)
+class Machine(trials.Machine):
+    """Where a trial runs, and where its files are.
+
+    Attributes:
+        root: Folder of data sets.
+        weights: File of weights by the name of a network.
+        pretrained: Whether timm and open_clip download the weights without a file.
+    """
+
+    root: Path = Path()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    pretrained: bool = False
+
+
+def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how far the guides of FedL2G moved."""
+    first, last = method.server.state["guides"], now.server["guides"]
+    return {
+        "distance of the guides, of their first norm": float((last - first).norm() / first.norm())
+    }
+
+
+def explained(partition: str, row: Row) -> Measured | None:
+    """Return what explains a row of any task: how far guides moved."""
+    return guides if row.method in ("fedl2g_l", "fedl2g_f") else None
+
+
+def divided(
+    images: Images,
+    of: str,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    clients: int | None = None,
+    most: int | None = None,
+    mix: np.random.Generator | None = None,
+    shots: int | None = None,
+    **how: Any,
+) -> list[Any]:
+    """Return the positions of the images of each client.
+
+    Args:
+        images: Images.
+        of: "domains", which the clients have in turn, "blocks" for clients of a domain one after
+            another, or a function of :mod:`fedprompt.data`.
+        count: Number of parts.
+        rng: Source of randomness.
+        clients: Number of clients, which have the first parts. If None, as many as parts.
+        most: Largest number of images of a client. If None, it has all of its part.
+        mix: Source of the order in which a client's images are taken. If None, it is kept.
+        shots: Largest number of images of a class of a client.
+        how: Further arguments of the function.
+    """
+    if of in ("domains", "blocks"):
+        parts, kinds = in_turn(images.domains, count), 1 + int(images.domains.max())
+        if of == "blocks":
+            parts = [part for kind in range(kinds) for part in parts[kind::kinds]]
+    else:
+        if of == "dirichlet":
+            how.setdefault("min_size", len(images.labels) // count // 4)
+        parts = getattr(fp.data, of)(images.labels, count, generator=rng, **how)
+    parts = parts[:clients]
+    if shots is not None:
+        few = partial(fp.data.few_shot, shots=shots, generator=rng)
+        parts = [part[few(images.labels[torch.as_tensor(part)])] for part in parts]
+    return [(part if mix is None else mix.permutation(part))[:most] for part in parts]
+
+
+def in_turn(domains: Tensor, num_clients: int) -> list[np.ndarray]:
+    """Give the clients one domain each, in turn, and divide its images over its clients."""
+    owned = fp.data.by_domain(domains)
+    count = len(owned)
+    sizes = [-(-(num_clients - k) // count) for k in range(count)]
+    parts = [np.array_split(*pair) for pair in zip(owned, sizes, strict=True)]
+    return [parts[client % count][client // count] for client in range(num_clients)]
+
+
+def trial(
+    build: Callable[..., Setting],
+    train: Images,
+    test: Images,
+    shards: Sequence[Any],
+    *,
+    newcomers: int = 0,
+    domain_names: Sequence[str] = ("",),
+    own: Sequence[Tensor] | None = None,
+    **fields: Any,
+) -> Trial:
+    """Make the trial of clients, the last of which never train.
+
+    A cell is a pair of domain and class. The own mix of a client has its shares of the cells.
+
+    Args:
+        build: Function that makes the setting.
+        train: Training images.
+        test: Test images.
+        shards: Positions of the training images of each client.
+        newcomers: Number of clients that never train.
+        domain_names: Names of the domains.
+        own: Positions of each client's test images, in place of its mix.
+        fields: Further fields of the setting; without `num_classes`, there are ten classes.
+    """
+    first = len(shards) - newcomers
+    same = {"clients": range(first), "num_classes": 10, "public": train.pixels[:0]}
+    setting = build(**{**same, **fields})
+    owned = dict(enumerate(map(torch.as_tensor, shards)))
+    federation = Federation(train.pixels, train.labels, owned)
+    if own is not None:
+        kept = {client: part for client, part in enumerate(own) if len(part)}
+        tests = HeldOut(test.pixels, test.labels, own=kept)
+    else:
+        cells = train.cells(setting.num_classes)
+        count = setting.num_classes * max(len(domain_names), 1 + int(train.domains.max()))
+        mixes = {client: cells[part].bincount(minlength=count) for client, part in owned.items()}
+        known = test.cells(setting.num_classes)
+        tests = HeldOut(test.pixels, test.labels, cells=known, mixes=mixes)
+    places = torch.arange(len(test.labels)) + 10**6 * setting.seed  # of a seed alone
+    names = [*map(str, owned)]
+    return Trial(setting, federation, tests, places, range(first, len(shards)), names)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """Study of our pages.
+
+    Attributes:
+        name: Name in records.
+        title: Name in tables.
+        partitions: Words for each partition.
+        family: Function from a partition to the family of the methods that can take part.
+        rows: Function from a partition to its rows.
+        make: Function (partition, row, seed, machine, validate) -> trial.
+        method: Function (row, trial) -> method, or None for that of the row.
+        columns: Words for each column of a table, by its name in records.
+        references: Titles of the rows with which a table compares, by the word for them.
+        compared: Columns of the differences to the references.
+        causes: Function (partition, row) -> function (trial, method, last round) -> further
+            figures, or None.
+        last_rounds: Function (partition, row) -> number of last rounds that are averaged.
+        hours: Function (partition, row) -> hours of one run, by arithmetic; None if not known.
+        processor: Processor of these hours.
+        bound: Largest difference of an accuracy between two processors, measured.
+        choices: Function from a partition to choices that its paper leaves open.
+    """
+
+    name: str = ""
+    title: str
+    partitions: Mapping[str, str]
+    family: Callable[[str], str] = lambda partition: "one model"
+    rows: Callable[[str], Sequence[Row]]
+    make: Callable[..., Trial]
+    method: Callable[[Row, Trial], fp.Method] | None = None
+    columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
+    references: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    compared: Sequence[str] = ("own",)
+    causes: Callable[[str, Row], Measured | None] = explained
+    last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
+    hours: Callable[[str, Row], float | None]
+    processor: str = "one core of the machine of the records"
+    bound: float = 0.01
+    choices: Callable[[str], Sequence[str]] = lambda partition: ()
+    families: Sequence[str] = ("one model",)
+    again: Callable[[], "Task"] | None = None
+
+    def __reduce__(self) -> Any:
+        """Send how the task is made, because its functions may not be sent."""
+        return super().__reduce__() if self.again is None else (self.again, ())
+
+
+@dataclass(frozen=True)
+class Cell(Run):
+    """One run of a row of a task."""
+
+    def named(self) -> Record:
+        """Return the fields that a run and its record have in common."""
+        return {"task": self.problem.name, **super().named()}
+
+    def made(self) -> Trial:
+        """Return the trial."""
+        where = {"seed": self.seed, "machine": self.machine, "validate": False}
+        return self.problem.make(self.partition, self.row, **where).on(self.machine.device)
+
+    def method(self, trial: Trial) -> fp.Method:
+        """Make the method."""
+        if self.problem.method is not None:
+            return self.problem.method(self.row, trial)
+        values = {name: each for name, each in self.row.values.items() if name != HEAD_RATE}
+        with torch.device(trial.setting.device):
+            return self.row.entry.make(trial.setting, **values)
+
+    def figures(self) -> Measured:
+        """Return the function of further figures."""
+        causes = self.problem.causes(self.partition, self.row)
+        losses = Rise() if "rise" in self.problem.columns else None
+        last = self.problem.last_rounds(self.partition, self.row)
+        shared = not self.row.personalized
+
+        def measured(trial: Trial, method: fp.Method, now: fp.Round) -> Mapping[str, float]:
+            left, found = trial.setting.rounds - 1 - now.server_round, dict[str, float]()
+            if last > 1 and left < last:
+                how = {"clients": trial.tested, "newcomers": (), "shared": shared}
+                found |= evaluate(method, trial.federation, now, trial.tests, **how)
+            if losses is not None:
+                found |= losses(trial, method, now)
+            return found | (causes(trial, method, now) if causes and not left else {})
+
+        return measured
+
+
+class Rise:
+    """Negative effect: largest rise of a client's training loss over its lowest value before."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+
+    def __call__(self, trial: Trial, method: fp.Method, now: fp.Round) -> Mapping[str, float]:
+        """Measure the loss of each client on all its training images after a round, in nats."""
+        found = []
+        for client in trial.setting.clients:
+            images, labels = trial.federation.data(trial.setting, client, now.server_round).own()
+            model = now.model(method, trial.federation, client).eval()
+            with torch.no_grad():
+                found.append(F.cross_entropy(model(images), labels))
+        self.losses.append(torch.stack(found))
+        if now.server_round < trial.setting.rounds - 1:
+            return {}
+        return {"rise": fp.metrics.negative_effect(torch.stack(self.losses)).average}
+
+
+def task(name: str, **functions: Any) -> Task:
+    """Make a task of ``settings/tasks.toml`` with its functions."""
+    known = content("tasks")
+    fields = known.get(known[name].pop("like", ""), {}) | known[name]
+    fields.pop("tuned_on", None)
+    seconds, family = fields.pop("seconds"), fields.pop("family", "one model")
+    same = {"family": lambda partition: family, "hours": lambda partition, row: seconds / 3600}
+    return Task(**same, **fields, **functions)

@@ -1,0 +1,267 @@
+"""Tasks of the papers' settings: the division of a data set, and models as the papers have them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+import fedprompt as fp
+from fedprompt.backbones.pretrained import tokens_of
+from fedprompt.compare.images import prepared_trunk
+from fedprompt.compare.problems import Measured as Causes
+from fedprompt.compare.trials import Chosen, CompareError, Trial
+from fedprompt.methods import ClipSetting, NetworkSetting
+from fedprompt.methods import Setting as Run
+from studies import estimate, papers, sets
+from studies.backbones import Make, backbone
+from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
+from studies.division import divide, fewer, only_used, split_shards
+from studies.networks import BorderSetting, Convolutional
+from studies.pipeline import Preparation, flipped
+from studies.sets.readers import ImageSet
+
+FLOATS = ("fedmix",)
+"""Methods that average images, or differentiate by them."""
+SUPERCLASSES = content("sizes")["superclasses"]["cifar100"]
+NUM_PUBLIC = 500
+"""Training images that methods with public data have without labels; clients keep theirs."""
+
+
+def as_floats(values: Tensor) -> Chosen:
+    """Return all of a tensor of another dtype, whose batches have single precision."""
+    return Chosen(values, torch.arange(len(values), device="cpu"))
+
+
+@dataclass(kw_only=True)
+class PaperVits(BorderSetting):
+    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
+
+
+@dataclass(kw_only=True)
+class PaperClip(ClipSetting):
+    """A CLIP with contexts.
+
+    Attributes:
+        prepare: Function from stored images to inputs of the CLIP.
+    """
+
+    prepare: Preparation
+
+
+def make(
+    paper: str,
+    partition: str,
+    row: papers.PaperRow,
+    *,
+    seed: int,
+    machine: Machine,
+    validate: bool = False,
+) -> Trial:
+    """Divide the images of a data set over the clients of a setting.
+
+    Args:
+        paper: Name of the paper.
+        partition: Name of the setting.
+        row: papers.PaperRow with a method.
+        seed: Seed of the division, initial values, cohorts and batches.
+        machine: Where the data set is, and the device.
+        validate: Not used, because papers give the hyperparameters.
+    """
+    setting = papers.settings(paper)[partition].of(row)
+    return divided(setting, loaded(setting, machine), row, seed, machine, backbone)
+
+
+def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
+    """Read the data set of a setting.
+
+    Raises:
+        CompareError: If a file is missing.
+    """
+    try:
+        return sets.load(setting.data, machine.root)
+    except FileNotFoundError as error:
+        raise CompareError(f"`--root` must have the data set {setting.data}: {error}") from error
+
+
+def divided(
+    setting: papers.Setting,
+    data: ImageSet,
+    row: papers.PaperRow,
+    seed: int,
+    machine: Machine,
+    of: Make,
+) -> Trial:
+    """Make the trial of a setting on a data set, with the function that makes its backbones."""
+    if machine.shrink != 1:
+        setting = replace(setting, rounds=max(2, math.ceil(machine.shrink * setting.rounds)))
+        data = fewer(data, machine.shrink, setting.num_clients)
+    rng = np.random.default_rng(seed)
+    data, shards, own = over_clients(setting, data, rng)
+    train, test = data.train, data.test
+    fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
+    if setting.family == "CLIP":
+        run, sides = _clip(setting, data, fields, row.entry.inputs, of)
+    else:
+        build = _networks if setting.family == "networks" else _vits
+        run, sides = build(setting, fields, of), (train.pixels, test.pixels)
+    count = len(train.labels)
+    public = torch.linspace(0, count - 1, min(count, NUM_PUBLIC)).long()
+    run = replace(run, public=sides[0][public])
+    pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
+    train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
+    if setting.own_tests:
+        own = divided_tests(run.num_classes, train, test, shards, rng)
+    how = {"domain_names": data.domain_names, "own": own}
+    return trial(lambda **fields: run, train, test, shards, **how)
+
+
+def divided_tests(
+    num_classes: int, train: Images, test: Images, shards: Sequence[Any], rng: np.random.Generator
+) -> list[Tensor]:
+    """Divide the test inputs of each cell over the clients, as its training inputs are."""
+    cells, known = train.cells(num_classes), test.cells(num_classes)
+    count = 1 + int(max(cells.max(), known.max()))
+    mixes = torch.stack([cells[torch.as_tensor(part)].bincount(minlength=count) for part in shards])
+    shares = (mixes / mixes.sum(0).clamp(min=1).double()).numpy()
+    parts = fp.data.allocate(known, shares, min_size=0, generator=rng)
+    return list(map(torch.as_tensor, parts))
+
+
+def over_clients(
+    setting: papers.Setting, data: ImageSet, rng: np.random.Generator
+) -> tuple[ImageSet, list[Tensor], list[Tensor] | None]:
+    """Return images, and the training images and held-out images of each client among them."""
+    share, own = setting.test_share, None
+    if share is not None:
+        pairs = zip(data.train, data.test, strict=True)
+        data = data._replace(train=Images(*map(torch.cat, pairs)))
+    train = data.train
+    how = {"num_clients": setting.num_clients, "generator": rng}
+    shards = divide(setting.partition, train.labels, train.domains, **how)
+    if share is not None:
+        shards, own = split_shards(shards, share, generator=rng)
+        test, own = only_used(train, own)
+        data = data._replace(test=test)
+    if share is not None or setting.family == "CLIP":  # whose tokens are computed once
+        train, shards = only_used(train, shards)
+    return data._replace(train=train), shards, own
+
+
+def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, Any]:
+    """Return the fields that runs of all families have."""
+    same = ("rounds", "cohort_size", "batch_size", "epochs", "drop_last")
+    return {name: getattr(setting, name) for name in same} | {
+        "clients": range(setting.num_clients),
+        "num_classes": num_classes,
+        "seed": seed,
+        "public": torch.empty(0),
+        "augment": flipped if setting.flip else None,
+        "make_optimizer": partial(torch.optim.SGD, **setting.optimizer_values),
+    }
+
+
+def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
+    trunks: list[Any] = []
+    for name in setting.backbones:
+        model, *normal, _ = of(name, setting.image_size)
+        prepare = Preparation(setting.image_size, *normal)
+        if hasattr(model, "patch_embed"):
+            trunks.append(prepared_trunk(fp.vit_trunk(model), prepare))
+            continue
+        look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
+        border = partial(fp.PadPrompts, setting.image_size, **look)
+        trunks.append(Convolutional(prepare, model.num_features, border, fp.freeze(model)))
+    sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
+    return PaperVits(trunks=trunks, **sizes, **fields)
+
+
+def _networks(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
+    size = setting.image_size
+    return NetworkSetting(
+        networks=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
+        num_features=setting.num_features or 0,
+        prepare=Preparation(size, *of(setting.backbones[0], size)[1:4]).to(fields["device"]),
+        **fields,
+    )
+
+
+def _clip(
+    setting: papers.Setting, data: ImageSet, fields: dict[str, Any], kind: str, of: Make
+) -> tuple[Run, Sequence[Any]]:
+    """Make the run, and compute the tokens of all images once, or prepare them."""
+    model, *normal, tokenizer = of(setting.backbones[0], setting.image_size)
+    clip = fp.freeze(model.to(fields["device"]))
+    prepare = Preparation(setting.image_size, *normal).to(fields["device"])
+
+    def encode(pixels: Tensor) -> Tensor:
+        """Encode a batch on the device, and keep it in the memory of the host."""
+        images = prepare(pixels)
+        return (images if kind == "images" else tokens_of(clip, images)).cpu()
+
+    how = {"batch_size": 64, "dtype": torch.float16}
+    sides = [
+        as_floats(fp.precompute(encode, each.pixels, **how)) for each in (data.train, data.test)
+    ]
+    with torch.device(fields["device"]):
+        tower = fp.TextTower(clip, tokenizer)
+        names = {"class_names": data.class_names, "length": papers.LENGTH, "prepare": prepare}
+        run = PaperClip(tower=tower, **names, **fields)
+    return run, sides
+
+
+@torch.no_grad()
+def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how well the groups of test images of CIFAR-100 agree with their superclasses.
+
+    Returns:
+        `clusters`, the share of the images whose superclass is the most frequent one of their
+        group.
+    """
+    first = trial.setting.clients[0]
+    model = now.model(method, trial.federation, first)
+    batches = (inputs.to(trial.setting.device) for inputs in trial.tests.inputs.split(256))
+    chosen = [model.selector(model.query(inputs)).indices.cpu() for inputs in batches]
+    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.tests.labels]
+    return {"clusters": purity(torch.cat(chosen), superclasses)}
+
+
+def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
+    """Return the share of the images whose kind is the most frequent one of their group."""
+    sizes = int(groups.max()) + 1, int(kinds.max()) + 1
+    table = fp.metrics.contingency_table(groups, kinds, *sizes)
+    return fp.selection.selection_health(table)["purity"]
+
+
+def task(paper: str) -> Task:
+    """Make the task of a paper, whose partitions are its settings."""
+
+    def causes(partition: str, row: papers.PaperRow) -> Causes | None:
+        return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
+
+    settings = papers.settings(paper)
+    title = next(iter(settings.values())).source.partition(" (")[0]
+    rows = [row for setting in settings.values() for row in setting.rows]
+    names = dict.fromkeys(name for row in rows for name in row.figures)
+    own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
+    return Task(
+        title=title,
+        partitions={name: setting.source for name, setting in settings.items()},
+        family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
+        rows=lambda partition: settings[partition].rows,
+        make=partial(make, paper),
+        columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
+        causes=causes,
+        last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,
+        hours=lambda partition, row: estimate.paper_hours(settings[partition], row),
+        processor=estimate.GPU,
+        choices=lambda partition: settings[partition].choices,
+    )
+
+
+TASKS = {paper: task(paper) for paper in papers.PAPERS}

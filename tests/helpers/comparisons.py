@@ -1,0 +1,61 @@
+"""Small comparisons: three clients with digits, and folders of images whose color is the class."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fedprompt import compare, samples, vit_trunk
+from fedprompt.methods import HeldOut, VitSetting
+
+CLASSES = ("cat", "dog", "fox", "owl")
+
+
+def digits(seeds_differ=False, figures=None, **changes):
+    """Make a problem of three clients with 30 digits each."""
+    images, labels, test_images, test_labels = samples.digits()
+    given = {"num_classes": 10, "rounds": 2, "steps": 2, "batch_size": 4}
+    setting = VitSetting(trunk=vit_trunk(samples.vit("S")), **given)
+    parts = {
+        "inputs": images[:90],
+        "labels": labels[:90],
+        "tests": HeldOut(test_images[:60], test_labels[:60]),
+        "newcomers": 0,
+    }
+    own = {name: changes.pop(name) for name in parts.keys() & changes.keys()}
+    parts |= own
+
+    def clients(draw):
+        order = draw.permutation(90) if seeds_differ else np.arange(90)
+        return dict(enumerate(np.split(order, 3)))
+
+    given = {"setting": replace(setting, **changes), "newcomers": parts["newcomers"]}
+    where = parts["inputs"], parts["labels"], clients, parts["tests"]
+    return compare.problem(*where, figures=figures, **given)
+
+
+def folder(root, layout="{name}", count=6, domains=("art", "photo"), size=32):
+    """Write images whose color says the class, and whose brightness the domain."""
+    draw = np.random.default_rng(0)
+    for number, domain in enumerate(domains if "{domain}" in layout else ("",)):
+        for label, name in enumerate(CLASSES):
+            for index in range(count):
+                split = "test" if index % 3 == 0 else "train"
+                place = Path(root) / layout.format(domain=domain, split=split, name=name)
+                place.mkdir(parents=True, exist_ok=True)
+                pixels = draw.normal(60 + 20 * number, 20, (size, size, 3))
+                pixels[..., label % 3] += 90 - 60 * (label == 3)
+                shown = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+                shown.save(place / f"{domain}{index}.png")
+    return Path(root)
+
+
+def tiny_vit(**options):
+    """Make a random vision transformer of timm."""
+    import timm
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return timm.create_model("test_vit", num_classes=0, **({"img_size": 32} | options)).eval()

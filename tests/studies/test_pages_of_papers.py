@@ -1,0 +1,88 @@
+"""Pages of the four papers: one call with the paper's values, and a place for each of its parts."""
+
+import ast
+import importlib
+import inspect
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from fedprompt.methods import METHODS
+from studies import papers
+
+FOLDER = Path(__file__).parents[2] / "docs" / "methods"
+PAGES = {
+    "fedhpl": ("fedhpl", "fedhpl_p", "fedhpl_h"),
+    "sgpt": ("sgpt",),
+    "fedl2g": ("fedl2g_l", "fedl2g_f"),
+    "fedotp": ("fedotp", "fedotp_classical", "fedotp_average"),
+}
+"""Methods of each page, which is named as its paper."""
+PART = re.compile(
+    r"\{(?:py:)?(?:func|class|meth|attr|data|mod)\}`~?(?P<name>[\w.]+)`"
+    r"|`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`|`(?P<setting>[\w.*-]+)`"
+)
+REASON = "not here, because "
+
+
+def section(page, title):
+    text = (FOLDER / f"{page}.md").read_text()
+    assert f"\n## {title}\n" in text, f"{page}.md must have a section {title!r}."
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def found(name):
+    """Return the object of a dotted name, or a field of a dataclass."""
+    parts = name.split(".")
+    thing = importlib.import_module(parts[0])
+    for place, part in enumerate(parts[1:], 2):
+        if part in getattr(thing, "__annotations__", {}):
+            return thing
+        if not hasattr(thing, part):
+            importlib.import_module(".".join(parts[:place]))
+        thing = getattr(thing, part)
+    return thing
+
+
+def matched(page, cell):
+    """Require that all parts of a cell exist, and return them and the names of its settings."""
+    makers = [METHODS[name].make for name in PAGES[page]]
+    parts, names, last = [], set(), None
+    for part in PART.finditer(cell):
+        kind, text = part.lastgroup, part[part.lastgroup]
+        if kind == "argument":
+            known = [each for each in (last, *makers) if callable(each)]
+            assert any(text in inspect.signature(each).parameters for each in known), part[0]
+        elif kind == "setting":
+            chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
+            if not chosen:  # code of the page, such as a name of its blocks
+                assert not text.startswith(f"{page}-"), part[0]
+                continue
+            names |= chosen
+        else:
+            last = METHODS[text].make if kind == "method" else found(text)
+        parts.append(part[0])
+    return parts, names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_part_of_a_paper_and_each_setting_has_its_place(page):
+    lines = [line for line in section(page, "Where it is").splitlines() if line.startswith("|")]
+    header, rule, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert (header, len(rule)) == (["paper", "here"], 2)
+    assert len(rows) > 10
+    names = set()
+    for row in rows:
+        assert len(row) == 2, row
+        parts, chosen = matched(page, row[1])
+        assert parts or row[1].startswith(REASON), row
+        names |= chosen
+    assert names == {*papers.settings(page)}
+
+
+def literals(call):
+    """Return the keyword arguments of a call, without functions, which no setting can have."""
+    constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
+    return {each.arg: ast.literal_eval(each.value) for each in constants}

@@ -1,0 +1,158 @@
+"""The program of our studies: each runs briefly, and tables come from committed records."""
+
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import study
+from fedprompt.compare import ranks, records
+from fedprompt.compare.rows import CONSTANT
+from fedprompt.compare.trials import CompareError
+from studies import TASKS, pages
+
+PARTITIONS = {"codecs": "dirichlet", "privacy": "iid", "which-when": "example"}
+PARTITIONS |= {"digits": "few", "networks": "few", "clip": "few", "emoji": "4-shots"}
+RANDOM = {"solar": "deep-domains", "mnist": "shifted", "patches": "shots-4"}
+FEW = ["--shrink", "0.01", "--workers", "1"]
+TWO = ["--study", "digits", "--partitions", "few", "--methods", "ditto,fedprox"]
+
+
+def run(folder, *flags):
+    study.main([*FEW, *flags, "--out", str(folder)])
+    (path,) = (folder / "records").glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_each_study_runs_briefly_with_all_its_rows(name, tmp_path):
+    found = run(tmp_path, "--study", name, "--partitions", PARTITIONS[name])
+    rows = [row.title for row in TASKS[name].rows(PARTITIONS[name])]
+    assert [record["row"] for record in found] == [CONSTANT, *rows]
+    assert (tmp_path / f"{name}-shrunk-{PARTITIONS[name]}.md").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANDOM)
+def test_studies_of_photographs_run_with_tiny_networks(name, tmp_path):
+    partitions = TASKS[name].partitions
+    partition = RANDOM[name] if RANDOM[name] in partitions else next(iter(partitions))
+    rows = ";".join(row.title for row in TASKS[name].rows(partition)[:3])
+    flags = ["--partitions", partition, "--rows", rows, "--weights", "random=tiny networks"]
+    assert len(run(tmp_path, "--study", name, *flags)) == 4
+
+
+def test_a_second_call_runs_nothing_and_an_own_method_adds_its_row(tmp_path):
+    flags = ["--study", "digits", "--partitions", "few", "--methods"]
+    first = run(tmp_path, *flags, "fedprox")
+    assert run(tmp_path, *flags, "fedprox") == first
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from fedprompt import methods\ndef mine(setting):\n    return methods.ditto(setting)\n"
+    )
+    again = run(tmp_path, *flags, f"fedprox,{mine}:mine")
+    assert [record["row"] for record in again] == [CONSTANT, "FedProx", "Mine"]
+
+
+def test_rows_have_the_values_of_the_committed_records():
+    (row,) = [row for row in TASKS["clip"].rows("dirichlet") if row.title == "PromptFL"]
+    known = [
+        r for r in study.committed("clip") if (r["partition"], r["row"]) == ("dirichlet", row.title)
+    ]
+    assert study.recorded_values(row, "clip", "dirichlet").values == known[-1]["values"]
+
+
+@pytest.mark.parametrize("name", ["clip", "solar", "ablations-fedl2g"])
+def test_tables_are_made_from_committed_records_whatever_their_stamp(name, tmp_path):
+    found = records.read(study.RECORDS / f"{name}.jsonl")
+    partition = next(iter(TASKS[name].partitions))
+    shown = pages.view(found, TASKS[name], partition, tmp_path)
+    text = pages.report(shown, TASKS[name], partition)
+    assert {len(seeds) for seeds in shown.by_row.values()} <= {5, 10}
+    assert "Intervals are over seeds alone" in text
+    assert all(title in text for title in shown.by_row)
+
+
+@pytest.mark.slow
+def test_a_recorded_run_has_the_same_figures(capsys):
+    study.main(["--check", "1", "--study", "clip"])
+    assert capsys.readouterr().out.rstrip().endswith("agrees")
+
+
+def test_a_figure_that_differs_from_its_record_is_said(monkeypatch, capsys):
+    def wrong(one):
+        return {**study.committed("clip")[0], "own": 2.0, "processor": "other"}, {}
+
+    monkeypatch.setattr(study.runs, "run", wrong)
+    with pytest.raises(SystemExit, match="2"):
+        study.main(["--check", "1", "--study", "clip"])
+    said = capsys.readouterr()
+    assert re.search(r"own 0\.\d+, now 2\.0", said.out)
+    assert "figures differ from 1 records" in said.err
+
+
+def _rank(rank, folder, port):
+    from os import environ
+
+    environ |= {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "WORLD_SIZE": "2"}
+    environ |= {"MASTER_PORT": str(port), "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
+    study.main(
+        [
+            *FEW,
+            "--study",
+            "digits",
+            "--partitions",
+            "few",
+            "--methods",
+            "ditto,fedprox",
+            "--out",
+            str(folder),
+        ]
+    )
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_figures_of_one_process_bitwise(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        arguments = (tmp_path / "two", free.getsockname()[1])
+    torch.multiprocessing.start_processes(_rank, arguments, 2, start_method="fork")
+    one = run(
+        tmp_path / "one", "--study", "digits", "--partitions", "few", "--methods", "ditto,fedprox"
+    )
+    (path,) = (tmp_path / "two" / "records").glob("*.jsonl")
+    two = [json.loads(line) for line in path.read_text().splitlines()]
+    assert two == one
+    assert ranks.rank() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--partitions", "none"], "`--partitions` must name dirichlet, domains, few; got 'none'."),
+        (["--methods", "coop"], "`--methods` must name "),
+        (["--rows", "None"], "`--rows` must name "),
+        (["--partitions", "few,few"], "`--partitions` must name each once; got 'few' twice."),
+        (["--verify"], "`--verify` needs `--study` fedhpl, sgpt, fedl2g, fedotp; got 'digits'."),
+        (["--tables", "--records", "none"], "`--records` must be a folder of records; got none."),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        study.main([*flags])
+    assert capsys.readouterr().err.startswith(f"study.py: {said}")
+
+
+def test_the_program_has_the_help_of_its_flags(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["study.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        study.main()
+    assert "--partitions" in capsys.readouterr().out
+    assert issubclass(CompareError, ValueError)
+    assert Path(study.__file__).name == "study.py"
