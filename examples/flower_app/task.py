@@ -104,7 +104,7 @@ def _of_folder(entry: methods.Entry, config: Mapping[str, Any]) -> tuple[Any, ..
 def _of_node(
     entry: methods.Entry, config: Mapping[str, Any], folder: str, client: int
 ) -> tuple[Any, ...]:
-    """Make the setting of named classes, and read the images of a node, which the server has not."""
+    """Make the setting of named classes, and read the images of a node, which no server has."""
     from fedprompt.backbones.pretrained import network
 
     names = [name.strip() for name in str(config["classes"]).split(",")]
@@ -120,19 +120,35 @@ def _of_node(
         setting = methods.ClipSetting(tower=made.tower, class_names=words, **common)
     if not folder:
         return setting, None, lambda client: None
-    found = fp.data.read_folder(folder, layout=config["layout"] or None)
-    if others := sorted({*found.class_names} - {*names}):
-        raise ValueError(f"`classes` must have each class of {folder}; got none of {others}.")
-    labels = torch.tensor([names.index(found.class_names[label]) for label in found.labels])
-    images = torch.stack([made.preparation(path) for path in found.paths])
+    files = _files(Path(folder), names)
+    images = torch.stack([made.preparation(path) for path, *_ in files])
     if clip and entry.inputs != "images":
         images = torch.cat([made.tokens(part) for part in images.split(64)])
-    tested = torch.from_numpy(found.split == "test").nonzero().flatten()
-    kept = torch.from_numpy(found.split != "test").nonzero().flatten()
-    if len(tested):
-        federation = methods.Federation(images, labels, {client: kept})
-        return setting, federation, lambda client: (images[tested], labels[tested])
-    return setting, *_with_tests(images, labels, {client: kept})
+    labels = torch.tensor([label for _, label, _ in files])
+    tested = torch.tensor([test for *_, test in files])
+    parts = {client: torch.arange(len(files))[~tested]}
+    if not tested.any():
+        return setting, *_with_tests(images, labels, parts)
+    federation = methods.Federation(images, labels, parts)
+    return setting, federation, lambda client: (images[tested], labels[tested])
+
+
+def _files(folder: Path, names: list[str]) -> list[tuple[Path, int, bool]]:
+    """List images in ``CLASS/*`` or ``{train,test}/CLASS/*``: file, class, and if it is a test."""
+    sides = {False: folder / "train", True: folder / "test"}
+    if not sides[False].is_dir():
+        sides = {False: folder}
+    found = []
+    for test, side in sides.items():
+        for place in sorted(path for path in side.iterdir() if path.is_dir()):
+            if place.name not in names:
+                raise ValueError(
+                    f"`classes` must have each class of {side}; got none {place.name!r}."
+                )
+            found += [(path, names.index(place.name), test) for path in sorted(place.iterdir())]
+    if not found:
+        raise ValueError(f"`data` must have folders of images, CLASS/*; got none in {folder}.")
+    return found
 
 
 def _with_tests(images: Tensor, labels: Tensor, parts: Mapping[int, Tensor]) -> tuple[Any, ...]:

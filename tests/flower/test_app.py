@@ -53,10 +53,8 @@ def run(config, nodes=({}, {})):
     """Run the apps of the server and of nodes; return the last round in one process."""
     grid = InProcessGrid(Configured(config, nodes), range(len(nodes)))
     server_app.main(grid, SimpleNamespace(run_config=config, run_id=7))
-    if not any(nodes):
-        made = task.load(config)
-        *_, now = fp.run_rounds(made.method, made.federation)
-        return now
+    made = task.load(config)
+    return None if any(nodes) else [*fp.run_rounds(made.method, made.federation)][-1]
 
 
 class Configured:
@@ -128,7 +126,7 @@ def test_each_node_may_have_a_folder_of_its_own_with_some_of_the_classes(mine, t
     given = {"classes": "bright,dark", "vit": "digits-S", "method": "fedprox"}
     run(CONFIG | given, nodes=(first, second))
     assert "fedprox: clients classify" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"`classes` must have each class of .*; got none of"):
+    with pytest.raises(ValueError, match=r"`classes` must have each class of .*; got none 'dark'"):
         task.load(CONFIG | given | {"classes": "bright,other"}, second | {"partition-id": 1})
     with pytest.raises(ValueError, match="`classes` must name the classes of all nodes"):
         task.load(CONFIG, second)

@@ -95,7 +95,7 @@ def test_wrappers_clip_and_add_their_noise(name):
     found = after(True, partial(wrapper, noise_multiplier=0.1, **options), mods)["w"]
     assert found.std() > 1e-4
     assert found.mean() < 0.5
-    with pytest.raises((TypeError, ValueError), match="noise and clipping .*plain=True"):
+    with pytest.raises((TypeError, ValueError), match=r"noise and clipping .*plain=True"):
         after(False, partial(wrapper, noise_multiplier=0.1, **options))
 
 
@@ -124,7 +124,7 @@ RATE = ConfigRecord({"lr": 0.1})
 
 def test_first_arrays_are_honored_or_refused():
     assert_equal(after(True, initial_arrays=FIRST)["b"], expected()["b"] + 5)
-    with pytest.raises(ValueError, match="`arrays` must be an empty .* other values as `start`"):
+    with pytest.raises(ValueError, match=r"`arrays` must be an empty .* other values as `start`"):
         after(False, initial_arrays=FIRST)
 
 
