@@ -232,7 +232,7 @@ class ServerStrategy(Strategy):
             stateful = {*self._now.stateful, *self._wire.stateful}
             self._now = Round(ended - 1, self._state, {}, stateful)
             self._untested = bool(self._tested)
-        counts = {"asked": len(self._asked), "accepted": len(payloads)}
+        counts: dict[str, Any] = {"asked": len(self._asked), "accepted": len(payloads)}
         counts |= {name: self._wire.traffic[name] for name in ("bytes_down", "bytes_up")}
         self._handed = self._alone or not self._wire.plain
         readable = self._alone or self._wire.plain
