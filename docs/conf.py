@@ -77,6 +77,12 @@ nitpick_ignore_regex = [
         "py:class",
         r"fedprompt\.prompted_network\.PromptedNetwork",
     ),  # described at load_prompts
+    # In signatures only:
+    (
+        "py:class",
+        r"fedprompt\.(interfaces\.method\.Clients|backbones\.preparation\.Preparation)",
+    ),
+    ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
     # Of the settings, without an entry of their own:
     (
         "py:class",
