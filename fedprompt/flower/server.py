@@ -1,5 +1,7 @@
 """Flower strategies for any method."""
 
+from __future__ import annotations  # the documentation is built without flwr
+
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -165,8 +167,8 @@ class ServerStrategy(Strategy):
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
-        train_config: "ConfigRecord | None" = None,
-        evaluate_config: "ConfigRecord | None" = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run rounds as ``Strategy.start``, and return arrays and metrics."""
