@@ -1,5 +1,7 @@
 """Flower strategies for any method."""
 
+from __future__ import annotations  # the documentation is built without flwr
+
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
