@@ -19,7 +19,6 @@ from flower_runs import (
     again,
     assert_equal,
     blob_record,
-    grid_of,
     in_process,
     over_grid,
     states_of,
