@@ -116,9 +116,9 @@ def write(
     Raises:
         ValueError: If the folder has a file of another program with one of the names.
     """
-    blob = safetensors.torch.save(
-        {key: value.cpu().contiguous().clone() for key, value in state.items()}
-    )
+    tensors = {key: value.cpu().contiguous().clone() for key, value in state.items()}
+    names = {"classes": json.dumps(described.class_names)}
+    blob = safetensors.torch.save(tensors, names)
     contents = {STATE: blob, CARD: card.encode()}
     values = asdict(described) | {"files": {name: _hash(each) for name, each in contents.items()}}
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from fedprompt._saved_folder import Description
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.preparation import Preparation
-from fedprompt.backbones.pretrained import Network, named
+from fedprompt.backbones.pretrained import Kind, Network, named
 from fedprompt.backbones.text.tower import TextTower
 from fedprompt.matching.logits import cosine_logits
 from fedprompt.messages.payload import snapshot
@@ -95,14 +95,14 @@ def described(
 ) -> tuple[Description, Network]:
     """Describe parts and their network, which must be made by its name."""
     context = "context" in parts
-    kind = "clip" if context else "vit"
+    kind: Kind = "clip" if context else "vit"
     network = backbone if context else getattr(backbone, "model", None)
     check.texts("class_names", class_names, at_least=int(context))
     check.optional(check.number, "scale", scale, above=0)
     made = named(kind, model, arguments, network, preparation)
     prompts = cast(Any, parts["prompts"]) if "prompts" in parts else None
     found = Description(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,
         model=model,
         arguments=dict(made.arguments),
         fingerprint=fingerprint(backbone),
@@ -128,19 +128,19 @@ def rebuilt(
         layers, count, dim = shapes["prompts.tokens"]
         rule = "name the layers of its prompts"
         check.require(len(description.layers) == layers, "folder", rule, description.layers)
-        how = {"layers": description.layers, "replace": description.replace}
-        parts["prompts"] = LayeredPrompts(count, dim, **how)
+        parts["prompts"] = LayeredPrompts(
+            count, dim, layers=description.layers, replace=description.replace
+        )
     if "head.weight" in shapes:
         classes, width = shapes["head.weight"]
         parts["head"] = nn.Linear(width, classes, bias="head.bias" in shapes)
         _check_names(names, classes, at_least=0)
     if "context.context" in shapes:
-        contexts, *classes, length, dim = shapes["context.context"]
+        contexts, *own, length, dim = shapes["context.context"]
         rule = "have one context, because a method combines several of them"
         check.require(contexts <= 1, "module", rule, contexts)
-        made = ContextPrompts(dim, length=length, num_classes=(*classes, None)[0])
-        parts["context"] = made
-        _check_names(names, (*classes, len(names))[0], at_least=1)
+        parts["context"] = ContextPrompts(dim, length=length, num_classes=(*own, None)[0])
+        _check_names(names, (*own, len(names))[0], at_least=1)
     whole = nn.ModuleDict(parts)
     fits = whole.state_dict().keys() == state.keys()
     check.require(
@@ -156,7 +156,7 @@ def check_reproduced(module: nn.Module, description: Description, network: Netwo
         return
     new = rebuilt(description, snapshot(parts_of(module), buffers=True), network)
     like, draw = next(network.model.parameters()), torch.Generator().manual_seed(0)
-    shape = new.trunk._image().shape if hasattr(new, "trunk") else network.inputs.shape
+    shape = cast(Any, new.trunk)._image().shape if hasattr(new, "trunk") else network.inputs.shape
     images = torch.rand(shape, generator=draw, device="cpu").to(like)
     # Methods of the gallery have tokens of a CLIP as inputs.
     inputs = [images, network.tokens(images)] if description.kind == "clip" else [images]

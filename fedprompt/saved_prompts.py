@@ -265,7 +265,7 @@ def _load_file(module: nn.Module, path: Any, trunk: Any, class_names: Sequence[s
         if classes is not None and classes != header.fingerprint.get("classes"):
             raise _other_classes(header, len(class_names))
         layers = _layers(module)
-        if (recorded := header.meta.get(_LAYERS, layers)) != layers:  # older files have none
+        if (recorded := header.meta.get(_LAYERS)) != layers:
             raise check.wrong("module", f"have prompts at the layers {recorded}", layers)
     except ValueError as error:
         raise ValueError(f"{fspath(path)!r} does not fit `module`: {error}") from error

@@ -79,7 +79,9 @@ def public_names() -> dict[str, object]:
         for name in module.__all__:
             if id(getattr(module, name)) not in flat:
                 found[f"{family}.{name}"] = getattr(module, name)
-    for name in set(methods.__all__) - set(methods.METHODS):  # which one table describes
+    for name in methods.papers.__all__:
+        found[f"methods.papers.{name}"] = getattr(methods.papers, name)
+    for name in set(methods.__all__) - set(methods.METHODS) - {"papers"}:  # one table has the rest
         found[f"methods.{name}"] = getattr(methods, name)
     return found
 

@@ -148,15 +148,6 @@ def test_prompts_are_loaded_into_a_module_with_another_order_of_names(tmp_path):
     fp.load_prompts(backwards, tmp_path / "prompts", trunk=trunk)
 
 
-def test_the_layers_of_a_file_without_them_are_not_compared(tmp_path):
-    trunk = fp.vit_trunk(tiny_vit())
-    header = Header(fp.fingerprint(trunk))
-    saved, prompts = fp.DeepPrompts(2, 12, 3), fp.LayeredPrompts(2, 12, layers=range(3))
-    save_payload(fp.snapshot(saved), tmp_path / "prompts", header=header)
-    fp.load_prompts(prompts, tmp_path / "prompts", trunk=trunk)
-    assert_identical(prompts.tokens, saved.tokens)
-
-
 def test_a_text_tower_is_a_backbone_too(tmp_path):
     tower = fp.TextTower(make_clip(), TOKENIZER)
     context = nn.ParameterDict({"context": nn.Parameter(torch.rand(4, tower.dim))})

@@ -190,15 +190,16 @@ def of_timm(
         size: Height and width of inputs. If None, those of `config`.
         channels: Number of channels of the network. One channel has the mean of the three.
     """
-    from timm.data import resolve_data_config
+    from timm.data.config import resolve_data_config
 
-    made = resolve_data_config({}, pretrained_cfg=dict(config))
+    resolve: Any = resolve_data_config
+    made = resolve({}, pretrained_cfg=dict(config))
     size = height_and_width("size", made["input_size"][1:] if size is None else size)
     scaled = floor(size[0] / made["crop_pct"]), floor(size[1] / made["crop_pct"])
     resizes: dict[str, Resize] = {"squash": "squash", "border": "longest"}
     resize = resizes.get(made["crop_mode"], "shortest")
     mean, std = (
-        values if len(values) == channels else [sum(values) / len(values)] * channels
+        tuple(values) if len(values) == channels else (sum(values) / len(values),) * channels
         for values in (made["mean"], made["std"])
     )
     fill = [round(255 * value) if resize == "longest" else 0 for value in mean]

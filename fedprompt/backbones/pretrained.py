@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -109,7 +110,7 @@ def network(
     kind: Kind = "vit",
     *,
     size: int | Size | None = None,
-    weights: str | Path | None = None,
+    weights: str | PathLike[str] | None = None,
     arguments: Mapping[str, Any] | None = None,
     preparation: Preparation | None = None,
     argument: str = "",
@@ -160,8 +161,13 @@ def network(
         name, path = "", Path(given)
     check.require(path is None or path.exists(), flag, "name a file that exists", path)
     library, name = _library(flag, kind, name, path)
+    given_arguments = dict(arguments or {})
+    if size is not None:
+        rule = f"be None for a network of {library}, which has its own"
+        check.require(library in _SIZE, "size", rule, size)
+        given_arguments[_SIZE[library]] = size
     try:
-        made = _MAKERS[library](kind, name, path, size, dict(arguments or {}))
+        made = _MAKERS[library](kind, name, path, given_arguments)
     except Exception as error:
         line = f"({_line(error)})"
         if path is not None:
@@ -221,12 +227,13 @@ def _library_of(folder: Path) -> str:
     return "timm" if is_timm else "transformers"
 
 
-# Each library: a function (kind, name, path, size, arguments) -> network that is not checked.
+# Each library: a function (kind, name, path, arguments) -> network that is not checked.
+
+_SIZE = {"timm": "img_size", "open_clip": "force_image_size"}
+"""Argument with the size of images."""
 
 
-def _timm(
-    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
-) -> Network:
+def _timm(kind: Kind, name: str, path: Path | None, arguments: dict[str, Any]) -> Network:
     import timm
 
     config: dict[str, Any] = {}
@@ -235,7 +242,6 @@ def _timm(
         arguments = config.get("model_args", {}) | arguments
         path = next(each for each in sorted(path.iterdir()) if each.name.endswith(WEIGHTS))
     name = config.get("architecture", name)
-    arguments |= {} if size is None else {"img_size": size}
     bare = _bare("timm", name, arguments, pretrained_cfg=config.get("pretrained_cfg"))
     vit_trunk(bare, probe=False)  # before weights are read
     cfg = {"pretrained_cfg": bare.pretrained_cfg, "num_classes": 0}
@@ -257,9 +263,7 @@ def _of_timm(model: Any) -> Preparation:
     return of_timm(model.pretrained_cfg, tuple(size), channels)
 
 
-def _open_clip(
-    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
-) -> Network:
+def _open_clip(kind: Kind, name: str, path: Path | None, arguments: dict[str, Any]) -> Network:
     import open_clip
 
     architecture, _, tag = name.partition(":")
@@ -268,7 +272,6 @@ def _open_clip(
     elif architecture == "hf-hub":
         architecture, tag = name, ""
     found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    arguments |= {} if size is None else {"force_image_size": size}
     kept = ("mean", "std", "interpolation", "resize_mode")
     with TemporaryDirectory() as scratch:
         file = None if path is None or path.is_dir() else path
@@ -298,15 +301,15 @@ def _quick(name: str) -> dict[str, bool]:
 def _bare(library: str, name: str, arguments: Mapping[str, Any], **more: Any) -> Any:
     """Make a model without weights, whose names, shapes and settings are read."""
     if library == "timm":
-        from timm import create_model
+        import timm
 
         with torch.device("meta"):
-            return create_model(name, num_classes=0, **more, **arguments)
-    from open_clip import create_model
+            return timm.create_model(name, num_classes=0, **more, **arguments)
+    import open_clip
 
     architecture = name if name.startswith("hf-hub:") else name.partition(":")[0]
     given = _quick(name) | dict(arguments)
-    return create_model(architecture, device="meta", pretrained_text=False, **given)
+    return open_clip.create_model(architecture, device="meta", pretrained_text=False, **given)
 
 
 def _of_open_clip(model: Any) -> Preparation:
@@ -314,9 +317,7 @@ def _of_open_clip(model: Any) -> Preparation:
     return of_open_clip(getattr(visual, "preprocess_cfg", None) or {}, visual.image_size)
 
 
-def _transformers(
-    kind: Kind, name: str, path: Path | None, size: Any, arguments: dict[str, Any]
-) -> Network:
+def _transformers(kind: Kind, name: str, path: Path | None, arguments: dict[str, Any]) -> Network:
     from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
     folder = str(path or name)
@@ -326,15 +327,15 @@ def _transformers(
     return Network(name, model, made, tower)
 
 
-def _sample(kind: Kind, name: str, path: Path | None, size: Any, arguments: object) -> Network:
+def _sample(kind: Kind, name: str, path: Path | None, arguments: object) -> Network:
     model, tokenizer, preparation = SAMPLES[name]()
-    if path is not None or size not in (None, preparation.size[0], preparation.size):
-        raise ValueError("a sample has its own weights and size")
+    if path is not None:
+        raise ValueError("a sample has its own weights")
     tower = TextTower(model, tokenizer) if kind == "clip" and tokenizer else None
     return Network(name, model, preparation, tower)
 
 
-_Maker = Callable[[Kind, str, Path | None, Any, dict[str, Any]], Network]
+_Maker = Callable[[Kind, str, Path | None, dict[str, Any]], Network]
 _MAKERS: dict[str, _Maker] = {
     "timm": _timm,
     "open_clip": _open_clip,
@@ -360,7 +361,8 @@ def of_model(flag: str, kind: Kind, given: Any, preparation: Preparation | None)
     elif made is None and hasattr(getattr(model, "visual", None), "image_size"):
         made = _of_open_clip(model)
     rule = "be a name, a model of timm or open_clip with its configuration, or have `preparation`"
-    check.typed(isinstance(model, nn.Module) and made is not None, flag, rule, given)
+    if made is None or not isinstance(model, nn.Module):
+        raise check.wrong_type(flag, rule, check.kind(given))
     if kind == "clip" and tower is None:
         from open_clip.tokenizer import SimpleTokenizer
 
@@ -380,32 +382,26 @@ def _checked(flag: str, kind: Kind, made: Network) -> Network:
             check.require(made.tower is not None, "model", "have a text tower", "none")
             made.tokens(made.inputs)
     except Exception as error:
-        raise check.wrong(
-            flag,
-            "name a vision transformer" if kind == "vit" else "name a CLIP with patches",
-            f"{made.name} ({_line(error)})",
-        ) from error
+        rule = {"vit": "name a vision transformer", "clip": "name a CLIP with patches"}[kind]
+        raise check.wrong(flag, rule, f"{made.name} ({_line(error)})") from error
     return made
 
 
 def _line(error: Exception) -> str:
     """Return an error as one short line without its full stop."""
     text = " ".join(str(error).split())[:300].rstrip(".")
-    return (
-        f"{type(error).__name__}: {text}"
-        if isinstance(error, KeyError)
-        else text or type(error).__name__
-    )
+    name = type(error).__name__
+    return f"{name}: {text}" if isinstance(error, KeyError) else text or name
 
 
 # Names in files of strangers.
 
 _PART = r"(?!\.)(?!.*\.\.)[\w.-]+"  # no path to another folder
 _FORM = rf"(timm|open_clip|transformers):((hf-hub:)?{_PART}/)?{_PART}(:{_PART})?"
-_SIZES = ("img_size", "patch_size", "in_chans")
+_OTHERS = ("in_chans", "dynamic_img_size", "global_pool", "class_token")
 _ARGUMENTS = {
-    "timm": (*_SIZES, "dynamic_img_size", "global_pool", "class_token"),
-    "open_clip": ("force_quick_gelu", "force_image_size"),
+    "timm": (_SIZE["timm"], "patch_size", *_OTHERS),
+    "open_clip": (_SIZE["open_clip"], "force_quick_gelu"),
 }
 """Arguments that a name may have. None runs code, reads a file or takes much memory."""
 _LARGEST, _MOST = 2048, 512
@@ -417,7 +413,7 @@ def check_source(model: str, arguments: Mapping[str, Any]) -> str:
     check.text("model", model)
     library = model.partition(":")[0]
     rule = "be timm:NAME, open_clip:NAME:TAG or transformers:NAME"
-    fits = model in SAMPLES or re.fullmatch(_FORM, model)
+    fits = model in SAMPLES or re.fullmatch(_FORM, model) is not None
     check.require(fits, "model", rule, repr(model[: check.LONGEST]))
     known = _ARGUMENTS.get(library, ())
     rule = f"be among {', '.join(known) or 'none'} for {library}"
@@ -469,10 +465,8 @@ def named(
 
 def _completed(library: str, name: str, given: Mapping[str, Any], own: Any) -> dict[str, Any]:
     """Return arguments by which a library makes a network, with its size if that is needed."""
-    images, key = getattr(own, "visual", own), "force_image_size"
-    place = images
-    if library == "timm":
-        place, key = getattr(own, "patch_embed", None), "img_size"
+    images, key = getattr(own, "visual", own), _SIZE[library]
+    place = getattr(own, "patch_embed", None) if library == "timm" else images
     size = getattr(place, key.removeprefix("force_"), None)
     differ: list[str] = []
     for more in ({}, {key: [*size] if isinstance(size, tuple) else size}):
@@ -480,8 +474,7 @@ def _completed(library: str, name: str, given: Mapping[str, Any], own: Any) -> d
         if library == "open_clip" and own is images:
             bare = bare.visual if hasattr(own, "image_size") else bare.visual.trunk
         shapes, others = ({k: v.shape for k, v in m.state_dict().items()} for m in (own, bare))
-        heads = tuple(f"{name}." for name in ("head", "head_dist", "fc"))
-        found = [k for k, v in shapes.items() if others.get(k) != v and not k.startswith(heads)]
+        found = [k for k, v in shapes.items() if others.get(k) != v and not k.startswith("head")]
         if not found and settings_of(own) == settings_of(bare):
             return more | dict(given)
         differ += found or ["settings"]

@@ -9,7 +9,6 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn as nn
 from jaxtyping import Float
@@ -28,10 +27,10 @@ from fedprompt.interfaces import Method, Round
 from fedprompt.methods import METHODS, ClientData, ClipSetting, Setting, VitSetting
 from fedprompt.prompted_network import rebuilt
 
-NO_DATA = ("rounds", "steps", "seed", "public", "device", "batch_size", "cohort_size", "schedule")
-NO_DATA += ("augment", "make_optimizer", "autocast", "tower", "clip", "trunks")
+TRAINING = {"rounds", "steps", "seed", "public", "device", "batch_size", "cohort_size", "schedule"}
+TRAINING |= {"epochs", "drop_last", "augment", "make_optimizer", "autocast"}
+NETWORK = {"tower", "clip", "trunks"}
 """Fields of a setting that a prediction does not need, or that the network has."""
-PLAIN = (bool, int, float, str, type(None))
 BATCH = 32
 """Number of images that are classified at a time."""
 
@@ -91,7 +90,7 @@ class Classifier(nn.Module):
             OSError: If a file cannot be read as an image. The text has its path.
         """
         one = isinstance(images, str | os.PathLike | Image.Image)
-        listed: list[Any] = [images] if one else list(images)  # type: ignore[list-item]
+        listed: Any = [images] if one else images
         found = [torch.zeros(0, len(self.class_names))]
         for start in range(0, len(listed), BATCH):
             part = listed[start : start + BATCH]
@@ -140,7 +139,8 @@ def save(
         ValueError: If the setting has functions or tensors, so that it cannot be written, or the
             module that is made again has other logits.
     """
-    plain = plain_fields(setting)
+    rule = "be a VitSetting or a ClipSetting"
+    check.typed(type(setting) in (VitSetting, ClipSetting), "setting", rule, setting)
     described = Description(
         kind="clip" if isinstance(setting, ClipSetting) else "vit",
         model=network.source,
@@ -149,8 +149,8 @@ def save(
         preparation=network.preparation,
         class_names=tuple(class_names),
         method=method,
-        values=dict(values),
-        setting=plain,
+        values={name: plain(f"values[{name!r}]", value) for name, value in values.items()},
+        setting=plain_fields(setting),
         client=client,
         inputs=inputs,  # type: ignore[arg-type]
         about=dict(about or {}),
@@ -174,24 +174,27 @@ def save(
 
 
 def plain_fields(setting: Setting) -> dict[str, Any]:
-    """Return the fields of a setting on which its predictions depend, and that are not defaults.
-
-    Raises:
-        ValueError: If such a field is a function or a tensor.
-    """
+    """Return the fields of a setting on which its predictions depend, and that are not defaults."""
     found = {}
     for one in fields(setting):
         value = getattr(setting, one.name)
         usual = one.default_factory() if one.default_factory is not MISSING else one.default
-        if one.name in NO_DATA or not one.init or value is usual or value == usual:
-            continue
-        listed = [*value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-        parts = np.ravel(np.array(listed, dtype=object)).tolist()
-        fits = all(isinstance(part, PLAIN) for part in parts)
-        rule = "be plain, so that a classifier can be written; give it to the method"
-        check.require(fits, f"setting.{one.name}", rule, check.kind(value))
-        found[one.name] = listed
+        if one.init and one.name not in TRAINING | NETWORK and value is not usual:
+            found[one.name] = plain(f"setting.{one.name}", value)
     return found
+
+
+def plain(name: str, value: Any) -> Any:
+    """Return a value of numbers, texts and lists of these.
+
+    Raises:
+        ValueError: If it has other parts, such as a function or a tensor.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(name, part) for part in value]
+    fits = isinstance(value, bool | int | float | str | None)
+    check.require(fits, name, "be plain, so that a classifier can be written", check.kind(value))
+    return value
 
 
 def made(
@@ -202,7 +205,12 @@ def made(
     device: torch.device | str,
 ) -> nn.Module:
     """Make the prediction of a method for a client without data, and load its state."""
-    given = {"rounds": 1, "steps": 1, "device": device, "public": network.inputs.to(device)}
+    given: dict[str, Any] = {
+        "rounds": 1,
+        "steps": 1,
+        "device": device,
+        "public": network.inputs.to(device),
+    }
     given |= described.setting
     if described.kind == "clip":
         setting: Setting = ClipSetting(tower=network.tower, **given)  # type: ignore[arg-type]
@@ -265,7 +273,7 @@ def load(
 
 
 def _network(described: Description, weights: Any) -> Network:
-    rule = "be given, because the folder does not name its network"
+    rule = "name the network, or `network` be given, because the folder does not name it"
     check.require(described.model or weights is not None, "weights", rule, None)
     if described.model:
         check_source(described.model, described.arguments)

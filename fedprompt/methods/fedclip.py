@@ -30,9 +30,9 @@ class _Attended(Complete):
 
     def __init__(self, setting: ClipSetting) -> None:
         super().__init__()
-        self.names = setting.handwritten_text()
+        self.text = setting.handwritten_text()
         self.scale = setting.scale
-        dim = self.names.shape[1]
+        dim = self.text.shape[1]
         layers = nn.Linear(dim, dim), nn.Tanh(), nn.Linear(dim, dim), nn.Softmax(dim=1)
         self.attention = nn.Sequential(*layers)
 
@@ -43,7 +43,7 @@ class _Attended(Complete):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Classify images by their pooled token."""
-        return self.match(tokens, self.names)
+        return self.match(tokens, self.text)
 
 
 @register("FedCLIP", families=("CLIP",), search={"learning_rate": (1e-4, 1e-2)})
@@ -55,7 +55,7 @@ def fedclip(setting: ClipSetting, *, learning_rate: float = 1e-3) -> fp.Method:
         fp.load_values(model, answer)
         optimizer = data.optimizer(model, learning_rate)
         for tokens, labels in data.batches():
-            logits = model.match(tokens, model.names[labels])
+            logits = model.match(tokens, model.text[labels])
             pairs = torch.arange(len(labels), device=labels.device)
             loss = (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2
             take_step(optimizer, loss)

@@ -15,6 +15,7 @@ largest difference 1.0e-14 (2026-11).
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch.nn as nn
 from jaxtyping import Float
@@ -31,7 +32,7 @@ class LayeredClip(ClipModel):
 
     def __init__(self, setting: ClipSetting) -> None:
         super().__init__(setting)
-        self.trunk = fp.vit_trunk(setting.clip.visual)
+        self.trunk: Any = fp.vit_trunk(setting.clip.visual)
 
     def encode_images(
         self, images: Tensor, visual: Mapping[int, Tensor]

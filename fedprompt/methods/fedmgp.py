@@ -38,7 +38,7 @@ class _Groups(ClipModel):
     def __init__(self, setting: ClipSetting, num_groups: int = 5) -> None:
         super().__init__(setting)
         self.num_groups = num_groups
-        self.trunk = fp.vit_trunk(setting.clip.visual)
+        self.trunk: Any = fp.vit_trunk(setting.clip.visual)
         draw = dict[str, Any](generator=setting.generator(0, purpose="prompts"))
         self.text = fp.ContextPrompts(self.tower.dim, num_contexts=num_groups, length=2, **draw)
         self.visual = fp.GroupPrompts(num_groups, 2, self.trunk, layers=[0], **draw)

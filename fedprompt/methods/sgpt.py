@@ -36,7 +36,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.interfaces import Selection
 from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
@@ -160,8 +159,8 @@ def sgpt(
     check_sequences(shared_layers=shared_layers, group_layers=group_layers, blocks=blocks)
     layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, blocks)
-    if offset is not None:
-        check.number("offset", offset, above=0)
+    if offset is not None and not offset > 0:
+        raise ValueError(f"`offset` must be above 0; got {offset}.")
     rule = selector if offset is None else partial(selector, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
     model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, live, *reads)

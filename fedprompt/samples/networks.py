@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn as nn
@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._trees import texts_of
-from fedprompt.backbones.preparation import Preparation, of_open_clip
+from fedprompt.backbones.preparation import Preparation
 from fedprompt.backbones.pretrained import SAMPLES
 from fedprompt.samples._words import WordPieces
 
@@ -80,7 +80,8 @@ def clip() -> nn.Module:
     from open_clip.model import CLIP
 
     model = _read(_CLIP, CLIP).eval()
-    model.visual.preprocess_cfg = {"size": 32, "mean": (0.5,) * 3, "std": (1.0,) * 3}
+    visual: Any = model.visual
+    visual.preprocess_cfg = {"size": 32, "mean": (0.5,) * 3, "std": (1.0,) * 3}
     return model
 
 
@@ -140,6 +141,6 @@ def _pieces() -> WordPieces:
     return WordPieces(tuple(json.loads(texts_of(_CLIP.read_bytes())["merges"])))
 
 
-SAMPLES["emoji"] = lambda: (clip(), tokenize, of_open_clip(clip().visual.preprocess_cfg))
-SAMPLES["digits-S"] = lambda: (vit("S"), None, Preparation(16, (0.0,), (1.0,)))
-SAMPLES["digits-B"] = lambda: (vit("B"), None, Preparation(16, (0.0,), (1.0,)))
+SAMPLES["emoji"] = lambda: (clip(), tokenize, Preparation((32, 32), (0.5,) * 3, (1.0,) * 3))
+SAMPLES["digits-S"] = lambda: (vit("S"), None, Preparation((16, 16), (0.0,), (1.0,)))
+SAMPLES["digits-B"] = lambda: (vit("B"), None, Preparation((16, 16), (0.0,), (1.0,)))

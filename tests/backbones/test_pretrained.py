@@ -264,7 +264,7 @@ WRONG = {
     f"vit_small_patch16_224=ROOT/{TINY}.pt": "it is of another network, which has no blocks.6.",
     "test_resnet=ROOT/resnet.pt": "(`model` must be a vision transformer of timm",
     "ROOT/empty": "have weights of a network of its configuration; got ROOT/empty (",
-    "emoji=ROOT/deep.pt": "(a sample has its own weights and size)",
+    "emoji=ROOT/deep.pt": "(a sample has its own weights)",
     f"tiny-clip=ROOT/{TINY}.pt": "Missing key(s)",
 }
 
@@ -317,7 +317,7 @@ def test_no_code_of_a_file_is_run(vit, tmp_path):
         (torch.nn.Embedding(3, 2), "clip", {"argument": "--clip"}, "`--clip` must be a name, a m"),
         (open_clip.model.CLIP(12, VISION | {"pool_type": "none"}, TEXT), "clip", {}, "a CLIP with"),
         ("digits-B", "clip", {}, "`clip` must name a CLIP with patches; got digits-B"),
-        ("digits-B", "vit", {"size": 20}, "a sample has its own weights and size"),
+        ("digits-B", "vit", {"size": 20}, "`size` must be None for a network of samples"),
     ],
 )  # fmt: skip
 def test_other_things_are_refused(given, kind, options, message):

@@ -1,6 +1,7 @@
 """Each argument of the partitions and splits is refused by its name, and its edge is taken."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nan
 
@@ -82,7 +83,6 @@ data.dirichlet([0] * 50 + [1] * 50, 3, alpha=1e-06, min_size=1, generator=DRAW) 
 -> ValueError: `min_size` must be at most 0, the best minimum in 1000 draws with this `alpha`
 data.dirichlet([0] * 50 + [1] * 50, 4, alpha=1e-06, generator=np.random.default_rng(0)) \
 -> ValueError: `min_size` must be 0 to allow empty clients, or in `dirichlet` at least 1 to
-data.dirichlet([0] * 50, 40, alpha=0.1, generator=DRAW) -> ValueError: , ...
 data.pathological(LABELS[:4], 8, classes_per_client=1, generator=DRAW) \
 -> ValueError: `min_size` must be 0 to allow empty clients,
 data.allocate([0, 1], np.eye(2)[:, ::-1] * [[1.0], [0.0]], generator=DRAW) \
@@ -93,3 +93,8 @@ data.group_split(['ann'] * 3, share=0.5, generator=DRAW) -> ValueError: `len(set
 data.leave_one_out(['ann'] * 3) -> ValueError: `len(set(domains))` must be at least 2; got 1
 data.by_domain(['x'], all_domains=NAMES) -> ValueError: `domains` must be among `all_domains`;
 """)
+
+
+def test_ten_of_many_empty_clients_are_named():
+    with pytest.raises(ValueError, match=r"clients have no samples: (\d+, ){10}\.\.\.\.$"):
+        data.dirichlet([0] * 50, 40, alpha=0.1, generator=DRAW)

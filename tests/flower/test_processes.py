@@ -6,13 +6,7 @@ import pytest
 
 import fedprompt as fp
 import task
-from flower_processes import (
-    as_a_user,
-    flwr_lines,
-    fresh_environment,
-    running_flower,
-    stand_in,
-)
+from flower_processes import as_a_user, flwr_lines, fresh_environment, running_flower, stand_in
 from flower_runs import assert_equal
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]

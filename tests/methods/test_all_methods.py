@@ -2,9 +2,7 @@
 
 import ast
 import inspect
-import io
 import re
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -15,52 +13,17 @@ from tiny_federations import federation_of, last, mixed_federation
 
 FILES = sorted({Path(inspect.getfile(inspect.unwrap(method.make))) for method in METHODS.values()})
 FAMILIES = {"one model", "mixed models", "CLIP"}
-NOT_CODE = {"_RATES", "_SEARCH"}  # assignments that describe a method
 TRAITS = {"personalized", "public data", "different models", "private", "adapted"}
 ALLOWED = {"collections", "copy", "dataclasses", "functools", "itertools", "math", "typing"}
 ALLOWED |= {"einops", "fedprompt", "jaxtyping", "numpy", "torch"}
 RUNS = [(name, family) for name, method in METHODS.items() for family in method.families]
 
 
-def lines_of_code(path: Path) -> int:
-    """Count lines without texts, imports, and what describes the method: decorator, `NOT_CODE`."""
-    text = path.read_text()
-    tree = ast.parse(text)
-    left_out = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        or (isinstance(node, ast.Assign) and {target.id for target in node.targets} & NOT_CODE)
-    ]
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    left_out += [node.body[0] for node in nodes if ast.get_docstring(node)]
-    left_out += [each for node in tree.body for each in getattr(node, "decorator_list", [])]
-    skipped = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
-    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    code = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in {*silent, tokenize.ENDMARKER}
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    return len(code - skipped)
-
-
-LONGER = {"fedkd": 90, "dpfpl": 70, "trip": 76, "fedhpl": 91, "sgpt": 91, "fedl2g": 101}
-"""Lines of FedKD, DP-FPL, TRIP, and of papers whose every axis is an argument."""
-
 EXTENDS = {
     "fedivlp": "fedmaple", "flora": "fedex_lora", "fedmvp": "fedmaple", "fedtgp": "fedproto",
     "promptfl_fedamp": "fedamp", "promptsrc": "fedivlp",
 }  # fmt: skip
 """Method from which a file takes a class or a server."""
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_file_has_at_most_67_lines_of_code_and_a_test(path):
-    assert lines_of_code(path) <= LONGER.get(path.stem, 67)
-    assert (Path(__file__).parent / f"test_{path.stem}.py").exists()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -78,19 +41,11 @@ def test_a_file_imports_shared_parts_and_no_other_method_but_the_one_that_it_ext
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_docstring_gives_the_source_what_is_sent_and_the_deviations(path):
+def test_a_docstring_gives_the_source_what_is_sent_the_deviations_and_a_dated_comparison(path):
     text = ast.get_docstring(ast.parse(path.read_text()))
     assert re.search(r"\b(19|20)\d\d\b", text) or path.stem in ("local", "head", "zero_shot")
-    up, down, deviations = (text.find(f"\n{part}: ") for part in ("Up", "Down", "Deviations"))
-    assert 0 < up < deviations
-    assert 0 < (down if down > 0 else text.find("Down: ")) < deviations
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_docstring_ends_with_a_dated_comparison(path):
-    text = ast.get_docstring(ast.parse(path.read_text()))
-    compared = text.partition("\n\nDeviations: ")[2].partition("\n\nCompared: ")[2]
-    assert re.search(r"\s\(20\d\d-[01]\d\)\.$", compared)
+    parts = r"\nUp: .*Down: .*\n\nDeviations: .*\n\nCompared: .*\s\(20\d\d-[01]\d\)\.$"
+    assert re.search(parts, text, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -105,19 +60,6 @@ def test_ranges_and_traits_are_those_of_the_method(name):
         inside = values if isinstance(values, list) else [low, high]
         default = method.defaults[key]
         assert default in inside or min(inside) <= default <= max(inside), key
-
-
-def test_defaults_and_ranges_are_those_that_users_have():
-    """A default is a promise: a new one stands in this file and in the changelog."""
-    known = (Path(__file__).parent / "defaults.txt").read_text().splitlines()
-    found = []
-    for name, entry in METHODS.items():
-        options = (
-            f"{key}={value!r}" + (f" of {entry.search[key]!r}" if key in entry.search else "")
-            for key, value in entry.defaults.items()
-        )
-        found.append(", ".join([name, *options]))
-    assert found == known
 
 
 @pytest.mark.parametrize("name", [name for name, family in RUNS if family != "CLIP"])

@@ -10,18 +10,6 @@ from sent_messages import sent_by
 from tiny_federations import CLASSES, descend, last, mixed_federation
 
 
-def test_the_mean_of_the_logits_of_heads_is_computed_by_the_mean_head():
-    rng = torch.Generator().manual_seed(0)
-    heads = [torch.nn.Linear(4, 3) for _ in range(3)]
-    shares, features = torch.tensor([0.5, 0.3, 0.2]), torch.randn(5, 4, generator=rng)
-    mean = torch.nn.Linear(4, 3)
-    with torch.no_grad():
-        mean.weight.copy_(sum(s * head.weight for s, head in zip(shares, heads, strict=True)))
-        mean.bias.copy_(sum(s * head.bias for s, head in zip(shares, heads, strict=True)))
-        ensemble = sum(s * head(features) for s, head in zip(shares, heads, strict=True))
-        torch.testing.assert_close(mean(features), ensemble)
-
-
 def test_the_global_head_recognizes_generated_features():
     """The broadcast of the second round has the generator that the first one trained."""
     made = mixed_federation()

@@ -108,9 +108,6 @@ def test_a_foreign_injector_is_trained_in_a_loop_and_in_the_method():
 
 
 test_hyperparameters_out_of_range_are_refused_by_name = refused(globals())("""
-fedhpl(SETTING, learning_rate=-1.0) -> ValueError: `learning_rate` must be at least 0; got -1.0
-fedhpl(SETTING, distillation_weight=nan) -> ValueError: `distillation_weight` must be finite; got
-fedhpl(SETTING, smoothing=-1.0) -> ValueError: `smoothing` must be at least 0; got -1.0
 fedhpl(SETTING, similarity=-1.0) -> ValueError: `similarity(8, 8)` must be at least 0; got -1.0
 fedhpl(SETTING, num_prompts=-1) -> ValueError: `num_prompts` must be at least 0; got -1
 fedhpl(SETTING, prompts=fp.DeepPrompts, num_prompts=3) -> ValueError: `prompts` must be None with
@@ -118,7 +115,6 @@ fedhpl(SETTING, prompts=fp.DeepPrompts, deep=False) -> ValueError: `prompts` mus
 fedhpl(SETTING, prompts=lambda trunk: 3) -> TypeError: `prompts(trunk)` must be an nn.Module; got 3
 fedhpl(SETTING, prompts=fp.DeepPrompts(2, 8, depth=2)) -> TypeError: `prompts` must make a module
 fedhpl(SETTING, prompts=3) -> TypeError: `prompts` must be a function
-last(fedhpl, SETTING, temperature=0.0) -> ValueError: `temperature` must be above 0; got 0.0
 """)
 SETTING = mixed_federation()
 

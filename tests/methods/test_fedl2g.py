@@ -148,11 +148,5 @@ def test_the_broadcast_is_one_guide_for_each_class(method, by_features, width):
 
 
 test_wrong_values_are_refused_by_name = refused(globals())("""
-fedl2g_l(mixed_federation(), learning_rate=-1) -> ValueError: `learning_rate` must be at least 0
-fedl2g_l(mixed_federation(), guide_weight=-1) -> ValueError: `guide_weight` must be at least 0; got
-fedl2g_f(mixed_federation(), server_rate=-1) -> ValueError: `server_rate` must be at least 0; got -1
-fedl2g_f(mixed_federation(), warm_up=-1) -> ValueError: `warm_up` must be at least 0; got -1
-last(fedl2g_l, mixed_federation(), quiz_size=0) -> ValueError: `quiz_size` must be at least 1; got 0
-fedl2g_l(mixed_federation(), max_norm=0) -> ValueError: `max_norm` must be above 0; got 0
 last(fedl2g_l, mixed_federation(make_optimizer=torch.optim.Rprop)) -> TypeError: got Rprop
 """)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.fedmgp import _Groups, _likeness, _sample, fedmgp
+from fedprompt.methods.fedmgp import _Groups, _sample, fedmgp
 from sent_messages import sent_by
 from tiny_federations import clip_image_federation, last
 
@@ -33,12 +33,6 @@ def test_the_first_draw_is_uniform_and_later_ones_follow_the_likeness(monkeypatc
     assert found == [0.0, 0.0, 1.0, 1.0]  # texts and images of two rounds
 
 
-def test_diversity_falls_as_groups_move_apart():
-    close, far = (torch.tensor([[[0.0]], [[gap]], [[2 * gap]]]) for gap in (1.0, 3.0))
-    assert float(_likeness(close)) == pytest.approx(-4 / 3)
-    assert float(_likeness(far)) == pytest.approx(-4)
-
-
 def test_each_group_classifies_with_its_own_pair_of_prompts():
     federation = clip_image_federation()
     model = _Groups(federation, 3)
@@ -52,17 +46,6 @@ def test_each_group_classifies_with_its_own_pair_of_prompts():
     assert not torch.allclose(alone[0], alone[1])
     torch.testing.assert_close(model.logits(*model.features(images)), torch.stack(alone))
     torch.testing.assert_close(model(images), torch.stack(alone).mean(0))
-
-
-def test_two_groups_are_shared_and_the_others_stay_private():
-    federation = clip_image_federation(clients=[0, 1], cohort_size=2, rounds=1)
-    predictions = last(fedmgp, federation)
-    tokens = [predictions.of(client).text.context.detach().clone() for client in (0, 1)]
-    equal = torch.tensor([[torch.equal(a, b) for b in tokens[1]] for a in tokens[0]])
-    assert int(equal.sum()) == 2
-    assert int(equal.any(0).sum()) == int(equal.any(1).sum()) == 2
-    numbers = 2 * 2 * 16 + 2 * 2 * 16
-    assert federation.ledger.total(direction="up", client=0) == 4 * numbers
 
 
 def test_the_text_and_the_visual_half_of_a_group_are_drawn_together():

@@ -40,18 +40,6 @@ def test_with_mix_zero_it_is_fedavg_bitwise():
     assert all(torch.equal(value, mixed[name]) for name, value in plain.items())
 
 
-def test_groups_of_one_image_are_the_images_and_one_group_is_their_mean():
-    federation = vit_federation()
-    images, labels = federation.own(3)
-    single, whole = (_means(federation.data(3, 0), size) for size in (1, 9))
-    order = torch.cdist(single["images"].flatten(1), images.flatten(1)).argmin(1)
-    assert sorted(order.tolist()) == list(range(9))
-    assert torch.equal(single["images"], images[order])
-    assert torch.equal(single["labels"].argmax(1), labels[order])
-    torch.testing.assert_close(whole["images"][0], images.mean(0))
-    torch.testing.assert_close(whole["labels"][0], torch.bincount(labels, minlength=3) / 9)
-
-
 def test_images_that_are_left_over_join_the_groups():
     """Nine images make groups of five and four, and none of one image."""
     data = vit_federation().data(3, 0)

@@ -6,7 +6,6 @@ import torch
 
 import fedprompt as fp
 from fedprompt.methods.fedper import fedper
-from fedprompt.methods.local import local
 from sent_messages import sent_by
 from tiny_federations import last, parameters, vit_federation
 
@@ -20,16 +19,6 @@ def test_only_prompts_are_sent_and_everyone_has_the_same():
     for first, second in pairwise(models):
         assert torch.equal(first["prompts.tokens"], second["prompts.tokens"])
         assert not torch.equal(first["head.weight"], second["head.weight"])
-
-
-def test_in_one_round_a_head_is_that_of_local_training():
-    changes = {"rounds": 1, "cohort_size": 5}
-    shared = last(fedper, vit_federation(**changes))
-    alone = last(local, vit_federation(**changes))
-    for client in range(5):
-        own, other = parameters(shared, client), parameters(alone, client)
-        assert torch.equal(own["head.weight"], other["head.weight"])
-        assert not torch.equal(own["prompts.tokens"], other["prompts.tokens"])
 
 
 def test_a_newcomer_has_the_prompts_of_all_and_the_first_head():

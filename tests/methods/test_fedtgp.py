@@ -8,7 +8,7 @@ import torch
 import fedprompt as fp
 from fedprompt.methods.fedtgp import _adaptive_margin, _contrastive_loss, fedtgp
 from sent_messages import sent_by
-from tiny_federations import CLASSES, after_rounds, last, mixed_federation
+from tiny_federations import after_rounds, mixed_federation
 
 
 def test_the_margin_is_the_largest_distance_to_a_nearest_class_up_to_the_threshold():
@@ -27,19 +27,6 @@ def test_the_loss_adds_the_margin_to_the_distance_to_the_own_class_alone():
     )
     own, other = math.exp(-1.5), math.exp(-3.0)
     assert loss.item() == pytest.approx(-math.log(own / (own + other)))
-
-
-def test_trained_prototypes_separate_classes_better_than_means():
-    """The mean of a class is the prototype of FedProto. It has a larger loss."""
-    made = mixed_federation(rounds=1)
-    messages = sent_by(made)
-    trained = last(fedtgp, made, server_rate=3e-2).of(0).prototypes
-    sent = torch.cat([message["prototypes"].value for _, _, message in messages.of("up")])
-    labels = torch.arange(CLASSES).repeat(len(messages.of("up")))
-    means = fp.class_means(sent, labels, num_classes=CLASSES)
-    margin = _adaptive_margin(means, 100.0)
-    losses = [_contrastive_loss(sent, labels, each, margin) for each in (trained, means.value)]
-    assert losses[0] < losses[1]
 
 
 def test_the_broadcast_is_what_the_server_trained():

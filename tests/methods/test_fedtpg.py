@@ -43,13 +43,6 @@ def test_the_queries_start_near_zero_with_a_deviation_of_a_fiftieth():
     assert queries.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def test_the_network_has_the_size_that_the_docstring_states():
-    count = sum(each.numel() for each in _Network(4, 64, 64).parameters())
-    assert count == 4 * 64 + 16 * 64**2 + 19 * 64 == 67_008
-    apart = sum(each.numel() for each in _Network(4, 64, 48).parameters())
-    assert apart == 4 * 64 + 14 * 64**2 + 2 * 64 * 48 + 17 * 64 + 2 * 48
-
-
 def test_classes_that_no_client_has_get_a_context_that_follows_from_their_names():
     federation = clip_federation()
     model = last(fedtpg, federation, learning_rate=0.05).of(0)

@@ -22,14 +22,6 @@ def test_without_a_private_share_the_shared_context_is_that_of_promptfl():
     assert not torch.equal(found, clip_federation().new_context().context)
 
 
-def test_with_a_private_share_of_one_the_server_learns_nothing():
-    federation = clip_federation(**SGD)
-    predictions = last(promptfolio, federation, private_share=1.0, learning_rate=0.3)
-    first, other = (parameters(predictions, client) for client in federation.cohort(1)[:2])
-    assert torch.equal(first["shared.context"], federation.new_context().context)
-    assert not torch.equal(first["private.context"], other["private.context"])
-
-
 @pytest.mark.parametrize("share", [0.25, 0.5])
 def test_logits_are_cosines_to_both_texts_mixed_in_the_stated_proportion(share):
     """The mixture of two features of length 1 is shorter, and is not normalized again."""

@@ -104,7 +104,6 @@ def made(**values):
 
 
 test_wrong_values_are_refused_by_name = refused(globals())("""
-made(num_groups=0) -> ValueError: `num_groups` must be at least 1; got 0.
 made(num_groups=9) -> ValueError: `num_groups` must be at most 8, `dim`, because more
 made(shared_layers=(6,)) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
 made(group_layers=(-1,)) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
@@ -112,7 +111,6 @@ made(shared_layers=0) -> TypeError: `shared_layers` must be a sequence of values
 made(group_layers=[[0]]) -> ValueError: `shared_layers` and `group_layers` must be below 6; got (
 made(group_layers=(3, 3)) -> ValueError: `layers` must contain at least one layer, and none twice
 made(query_depth=7) -> ValueError: `query_depth` must be 1 to 6, or None; got 7.
-made(decay=1.5) -> ValueError: `decay` must be at most 1; got 1.5.
 made(key_decay=-0.1) -> ValueError: `key_decay` must be at least 0; got -0.1.
 made(blocks=[]) -> ValueError: `blocks` must name parts among ['groups', 'head', 'selector', 'shared
 made(blocks=("shared", "head")) -> TypeError: `blocks[0]` must be a sequence of values; got

@@ -1,12 +1,11 @@
 """Steps that methods share, and their names in the module where they were before."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
 import tiny_federations as tiny
-from fedprompt.methods import averaged, fedavg_client, setting, take_step
+from fedprompt.methods import averaged, fedavg_client
 from fedprompt.methods.steps import known_rows
 
 
@@ -35,13 +34,3 @@ def test_rows_of_positive_weight_are_known_and_keep_their_classes():
     entries = [fp.Weighted(rows, torch.tensor(weights)) for weights in ([0, 0.5, 2], [1.0, 0, 0])]
     values, classes = known_rows(entries)
     assert (values.flatten().tolist(), classes.tolist()) == ([2, 3, 1], [1, 2, 0])
-
-
-def test_names_that_moved_are_found_in_the_module_of_before_with_a_warning():
-    with pytest.warns(FutureWarning, match=r"setting\.take_step` is `fedprompt\.methods\.steps\."):
-        assert setting.take_step is take_step
-    with pytest.warns(FutureWarning, match=r"`fedprompt\.methods\.fedamp\.attention` since 0\.3"):
-        from fedprompt.methods.setting import attention
-    assert attention.__module__ == "fedprompt.methods.fedamp"
-    with pytest.raises(AttributeError, match=r"'fedprompt\.methods\.setting' has no .* 'typo'"):
-        _ = setting.typo
