@@ -170,7 +170,7 @@ def labels(case: Case) -> Finding:
     """
     federation, count = case.trial.federation, case.run.num_classes
     sides = []
-    model = None if hasattr(case.run, "clip") else case.run.new_model().eval()
+    model = None if hasattr(case.run, "clip") else case.run.new_model(0).eval()
     train = federation.inputs, federation.labels.cpu()
     for inputs, classes in (train, (case.trial.tests.inputs, case.test_labels)):
         chosen = torch.cat([torch.nonzero(classes == k)[:EACH, 0] for k in range(count)])
@@ -253,7 +253,7 @@ def zero_shot(case: Case) -> Finding:
 
 def first_steps(case: Case) -> Finding:
     """Train on one batch, and require that the loss begins near chance and decreases."""
-    data, model = case.trial.federation.data(case.run, 0, 0), case.run.new_model()
+    data, model = case.trial.federation.data(case.run, 0, 0), case.run.new_model(0)
     rows = case.row, *papers.settings(case.paper)[case.partition].rows  # zero-shot has no rate
     rate = next(row.values["learning_rate"] for row in rows if "learning_rate" in row.values)
     optimizer = case.run.optimizer(model, rate)

@@ -118,18 +118,21 @@ class Records:
 
     Args:
         path: File, or None if nothing is written.
+        run: Digest of the stamp of the run. Lines of another one, which began in the same folder
+            at the same time, are passed over.
 
     Attributes:
         found: The newest record by its key.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, run: str | None = None) -> None:
+        self.path, self.run = path, run
         listed = [] if path is None else read(path)
-        self.found = {key(record): record for record in listed}
+        self.found = {key(each): each for each in listed if run in (None, each.get("run"))}
 
     def add(self, record: Record) -> None:
         """Append a record, and know it."""
+        record |= {} if self.run is None else {"run": self.run}
         if self.path is not None:
             append(self.path, record)
         self.found[key(record)] = record

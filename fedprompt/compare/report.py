@@ -348,7 +348,8 @@ def _begun(
         runs.check_sent(problem, listed)
     stamp, secret = stamp_of(problem, machine, range(counts["seeds"]))
     place = None if out is None else records.enter(check_folder(out), stamp, again=again)
-    known = Records(None if place is None else place / records.LINES)
+    run_id = stamps.digest({name: each for name, each in stamp.items() if name != records.DIVIDED})
+    known = Records(None if place is None else place / records.LINES, run_id)
     more = place, counts["workers"], secret, known
     runner = Runner(problem, machine, rows.files(methods), *more)
     runner.check([*listed, *references(problem, chosen)])

@@ -79,11 +79,9 @@ def test_a_division_that_differs_in_one_seed_is_refused_by_its_name(tmp_path):
     once = digits()
     records.enter(tmp_path / "a", report.stamp_of(once, Machine(), range(1))[0])
 
-    def divisions(seeds):
-        return {"": {str(seed): "x" if seed == 1 else "y" for seed in seeds}}
-
     made, _ = report.stamp_of(once, Machine(), range(2))
     records.enter(tmp_path / "a", made)  # further seeds continue
+    (tmp_path / "a" / records.LINES).touch()
     other = {**made, records.DIVIDED: {"": made[records.DIVIDED][""] | {"1": "other"}}}
     with pytest.raises(CompareError, match=r"differs in the division of seed 1\. Begin"):
         records.enter(tmp_path / "a", other)

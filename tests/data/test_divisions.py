@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedprompt import data
-from fedprompt.data.divisions import divide, held_out
 from fedprompt.data import Folder
+from fedprompt.data.divisions import divide, held_out
 
 
 def folder(labels, domains=None, split=None, names=("",)):
@@ -106,9 +106,9 @@ REFUSED = {
     "dirichlet:3": "must be domains",
     "pathological:0.5:3": "must be domains",
     "domains": "must divide by numbers, such as dirichlet:0.3:10, since photos has no domains",
-    "iid:0": "must fit 20 training images of 2 classes; got iid:0: `num_clients` must be at least 1",
+    "iid:0": "2 classes; got iid:0: `num_clients` must be at least 1",
     "iid:21": "`num_clients` must be at most 20",
-    "dirichlet:-1:2": "must fit 20 training images of 2 classes; got dirichlet:-1:2: `alpha` must be",
+    "dirichlet:-1:2": "2 classes; got dirichlet:-1:2: `alpha` must be",
     "dirichlet:nan:2": "`alpha` must be",
     "dirichlet:0.1:20": "`min_size`",
     "pathological:3:2": "`classes_per_client`",

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import Round, cosine_logits, prompted_text
-from fedprompt.data import protocols as experiments
 from fedprompt.data import leave_one_out
+from fedprompt.data import protocols as experiments
 from fedprompt.methods import Federation, HeldOut, evaluate, kgcoop
 from refusals import refused
 from tiny_federations import NAMES, clip_federation
@@ -55,7 +55,9 @@ def test_base_to_new_accuracies_are_those_of_predictions_by_hand():
     shards = {0: np.arange(9), 1: np.arange(9, len(base.positions))}
     made = Federation(given.inputs[base.positions], torch.tensor(base.labels), shards)
     method = kgcoop(given, learning_rate=0.1)
-    payload, _ = method.client(made.data(given, 0, 0), method.server.answer(0, method.server.state), {})
+    payload, _ = method.client(
+        made.data(given, 0, 0), method.server.answer(0, method.server.state), {}
+    )
     server = method.server.step(0, {0: payload}, method.server.state)
 
     now = Round(0, server, {})

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 
 import fedprompt as fp
-from fedprompt.compare import alone
+from fedprompt.compare import rows
 from fedprompt.methods import METHODS, Federation, Setting, check_messages
 from method_runs import together
 
@@ -63,7 +63,7 @@ def test_no_statistics_cross_between_clients_with_one_network():
     check_messages(together(WITHOUT_TRUNK, newcomers=True), setting, made)
 
 
-@pytest.mark.parametrize("make", [METHODS["local"].make, alone.longer])
+@pytest.mark.parametrize("make", [METHODS["local"].make, rows.longer])
 def test_statistics_of_a_client_are_those_of_its_own_batches(make):
     setting, made = federation()
     method = make(setting)

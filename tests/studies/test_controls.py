@@ -8,17 +8,13 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.compare.alone import longer
-from fedprompt.compare.hyperparameters import neighbor
-from fedprompt.compare.rows import Row
+from fedprompt.compare.rows import longer
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
 from studies import TASKS, controls
 from studies.controls import CONTROLS
 from studies.core import Machine
-from studies.digits import FIXED
-from studies.tuning import draws
 from tiny_federations import federation_of, last, parameters
 
 SENT = {
@@ -116,42 +112,6 @@ def test_a_control_lacks_the_mechanism(control, controlled):
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    ("control", "controlled"),
-    [
-        ("local_thrice", "local"),
-        ("fednorms", "head_tuning"),
-        ("norms_alone", "fednorms"),
-        ("fedlora_alone", "fedlora"),
-        ("fedlora_thrice", "fedlora"),
-        ("half_steps", "fedvpt_d"),
-        ("promptfl_csc", "fedapt"),
-        ("coop_gate", "pfedmoap"),
-        ("pfedme_lora", "pfedme"),
-        ("adapter_alone", "fedclip"),
-        ("linear_alone", "linear_head"),
-        ("linear_head", "promptfl"),
-        ("fedlora_clip", "fedvpt_clip"),
-        ("plot_independent", "fedplot"),
-        ("fedsept_public", "fedsept"),
-    ],
-)
-def test_a_control_row_has_the_rates_of_the_row_that_it_controls(control, controlled):
-    rows = [Row("", name, {"learning_rate": 5e-3}) for name in (control, controlled)]
-    rates = [[trial["learning_rate"] for trial in draws(row, "clip")] for row in rows]
-    assert rates[0] == rates[1]
-    assert len(set(rates[0])) > 5
-
-
-def test_rows_that_train_contexts_share_their_rates():
-    task, rates = TASKS["clip"], set()
-    for row in task.rows("few"):
-        if row.entry.search.get("learning_rate") == (1e-3, 1e-1) and row not in FIXED["CLIP"]:
-            trials = task.trials("few", row)
-            rates.add(tuple(sorted({values["learning_rate"] for values in trials})))
-    assert rates == {(0.001, 0.003, 0.005, 0.01, 0.03, 0.1)}
-
-
 @pytest.mark.parametrize("partition", ["fedl2g-iid", "fedl2g-dirichlet"])
 def test_training_without_the_quiz_follows_no_guide_in_any_round(partition):
     task = TASKS["ablations-fedl2g"]
@@ -161,30 +121,3 @@ def test_training_without_the_quiz_follows_no_guide_in_any_round(partition):
     assert row.values["warm_up"] == trial.setting.rounds
     learned = {**rows["FedL2G-f"].values, "warm_up": trial.setting.rounds}
     assert row.values == learned
-
-
-@pytest.mark.parametrize(("task", "family"), [("networks", "mixed models"), ("clip", "CLIP")])
-def test_rows_with_the_rate_of_another_row_are_not_tuned(task, family):
-    for row in FIXED[family]:
-        assert row in TASKS[task].rows("few")
-        assert TASKS[task].trials("few", row) == [row.values]
-
-
-def test_the_neighbors_of_the_best_trial_are_tried_in_each_rate():
-    tried = [{"learning_rate": rate, "head_rate": 0.01} for rate in (0.003, 0.01, 0.03)]
-    assert neighbor(tried[2], tried) == {"learning_rate": 0.1, "head_rate": 0.01}
-    assert neighbor(tried[0], tried) == {"learning_rate": 0.001, "head_rate": 0.01}
-    assert neighbor(tried[1], tried) is None  # all trials share the rate of the head
-    tried += [{"learning_rate": 0.01, "head_rate": rate} for rate in (0.003, 0.03)]
-    assert neighbor(tried[1], tried) is None
-    best, found = {"learning_rate": 0.03, "head_rate": 0.03}, []
-    while (new := neighbor(best, [*tried, best, *found])) is not None:
-        found.append(new)
-    assert [tuple(each.values()) for each in found] == [(0.03, 0.1), (0.1, 0.03)]
-    assert neighbor({"weight": 1}, [{"weight": 1}]) is None
-
-
-def test_a_neighbor_counts_as_tried_whatever_the_other_hyperparameters_were():
-    tried = [{"learning_rate": rate, "mass": rate} for rate in (0.003, 0.01, 0.03)]
-    assert neighbor(tried[1], tried) is None
-    assert neighbor(tried[2], tried) == {"learning_rate": 0.1, "mass": 0.03}

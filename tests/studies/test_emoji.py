@@ -22,11 +22,15 @@ def made(partition, validate=False):
     return emoji.make(partition, row, seed=0, machine=Machine(), validate=validate)
 
 
+def mixes_of(trial):
+    return torch.stack([trial.tests.mixes[client] for client in sorted(trial.tests.mixes)])
+
+
 @pytest.mark.parametrize(("left", "count"), [("fluent", 4), ("noto", 2), ("", 0)])
 def test_clients_of_a_style_that_is_left_out_never_train(left, count):
     trial = made(f"without-{left}" if left else "styles")
     held = [k for k, style in enumerate(samples.STYLES) if style in emoji.FAMILIES.get(left, ())]
-    mixes = trial.mixes.view(len(trial.mixes), len(samples.STYLES), 24).sum(2)
+    mixes = mixes_of(trial).view(10, len(samples.STYLES), 24).sum(2)
     assert (mixes > 0).sum(1).tolist() == [1] * 10  # one style for each client
     new = mixes.argmax(1).apply_(lambda style: style in held).bool()
     assert new.nonzero()[:, 0].tolist() == list(trial.newcomers) == list(range(10 - count, 10))
@@ -34,7 +38,7 @@ def test_clients_of_a_style_that_is_left_out_never_train(left, count):
 
 
 def test_two_classes_a_client_and_validation_on_other_concepts():
-    pairs = made("pairs").mixes.view(12, len(samples.STYLES), 24).sum(1)
+    pairs = mixes_of(made("pairs")).view(12, len(samples.STYLES), 24).sum(1)
     assert ((pairs > 0).sum(1) == 2).all()
     train, held = emoji.sides("tokens", True)
     known, _ = samples.emoji()
@@ -53,7 +57,7 @@ def test_two_classes_a_client_and_validation_on_other_concepts():
 @pytest.mark.parametrize("shots", [4, 16])
 def test_shots_are_images_of_a_class_of_all_clients_together(shots):
     trial = made(f"{shots}-shots")
-    assert trial.mixes.view(10, -1, 24).sum((0, 1)).tolist() == [shots] * 24
+    assert mixes_of(trial).view(10, -1, 24).sum((0, 1)).tolist() == [shots] * 24
 
 
 def test_new_classes_are_tests_only():
@@ -64,7 +68,7 @@ def test_new_classes_are_tests_only():
     _, test = samples.emoji()
     assert torch.equal(new.inputs, test.images[test.labels >= 12].flatten(1))
     assert torch.equal(new.labels, test.labels[test.labels >= 12] - 12)
-    assert len(trial.test) == int((test.labels < 12).sum())
+    assert len(trial.tests.labels) == int((test.labels < 12).sum())
 
 
 def test_cluttered_emoji_are_small_among_others():

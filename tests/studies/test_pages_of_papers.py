@@ -86,19 +86,3 @@ def literals(call):
     """Return the keyword arguments of a call, without functions, which no setting can have."""
     constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
     return {each.arg: ast.literal_eval(each.value) for each in constants}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_call_has_the_values_of_the_first_setting_with_this_method(page):
-    fences = re.findall(r"^```python\n(.*?)^```$", section(page, "As in the paper"), re.M | re.S)
-    calls = [
-        (node.func.attr, literals(node))
-        for node in ast.walk(ast.parse(fences[0]))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("methods.")
-        if node.func.attr in METHODS
-    ]
-    assert {name for name, _ in calls} & {*PAGES[page]}
-    rows = [row for setting in papers.settings(page).values() for row in setting.rows]
-    for name, values in calls:
-        first = next(row for row in rows if row.method == name)
-        assert METHODS[name].defaults | values == METHODS[name].defaults | first.values

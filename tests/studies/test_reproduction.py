@@ -9,23 +9,20 @@ import pytest
 import torch
 import torch.nn as nn
 
-import compare
 import fedprompt as fp
+import study
 from fabricated import fabricate, unchecked
 from fedprompt.compare import measure
-from fedprompt.compare.pipeline import flipped
-from fedprompt.compare.trials import Trial
-from fedprompt.methods import METHODS, Setting
+from fedprompt.methods import Federation as EpochFederation
 from other_device import other_device
 from studies import TASKS, papers, reproduction, sets
 from studies.core import Machine
 from studies.division import divide, fewer
-from studies.epochs import EpochFederation
 from studies.networks import Convolutional
-from studies.reproduction import SUPERCLASSES, PaperVits, cluster_accuracy, purity
+from studies.pipeline import flipped
+from studies.reproduction import SUPERCLASSES, PaperVits, purity
 from studies.sets import Images, ImageSet
 from tiny_backbones import SIZE, tiny
-from tiny_federations import vit_federation
 from zoo import TINY as TINY_NETWORKS
 from zoo import network
 
@@ -65,7 +62,7 @@ def run(setting, data, row, device="cpu"):
         method = row.entry.make(trial.setting, **row.values)
     shared = "personalized" not in row.entry.traits
     causes = TASKS["sgpt"].causes("", row)
-    return measure.run(method, trial, shared=shared, causes=causes)
+    return measure.run(method, trial, shared=shared, figures=causes).figures
 
 
 @pytest.mark.slow
@@ -90,9 +87,9 @@ def test_models_and_batches_are_on_the_device(name, tmp_path):
 def test_missing_files_end_the_program_with_one_line(tmp_path, capsys):
     flags = ["--root", str(tmp_path), "--workers", "1", "--records", str(tmp_path)]
     with pytest.raises(SystemExit) as stop:
-        compare.main(["--task", "fedhpl", "--partitions", "fedhpl-14-homogeneous", *flags])
+        study.main(["--study", "fedhpl", "--partitions", "fedhpl-14-homogeneous", *flags])
     assert stop.value.code == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "compare.py:" in line)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "study.py:" in line)
     assert "is missing. To download the data set to this place, run" in line
 
 
@@ -113,7 +110,7 @@ def test_a_trial_has_the_recipe_of_its_setting():
     made = trial.setting
     assert (made.rounds, made.cohort_size, made.batch_size, made.seed) == (9, 2, 7, 3)
     assert made.new_model(0).prompts.tokens.shape[1] == 5
-    own = trial.federation.data(0, 3)
+    own = trial.federation.data(made, 0, 3)
     assert [len(labels) for _, labels in own.batches()] == [7, 7, 6] * 3
     group = own.optimizer(made.new_model(0), 0.4).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.4, 0.5, 0.2)
@@ -133,26 +130,6 @@ def test_networks_from_scratch_have_features_of_the_width_of_the_setting():
 
 def numbered(labels):
     return Images(torch.arange(len(labels)), labels, torch.zeros(len(labels), dtype=torch.int64))
-
-
-def test_worst_clients_of_sgpt_are_lower_on_their_own_test_images_than_by_mix():
-    """CIFAR-100: 100 clients of 50 classes, and one model whose classes differ in accuracy."""
-    rng, labels = np.random.default_rng(0), torch.arange(60000) % 100
-    train, test = map(numbered, labels.split([50000, 10000]))
-    accuracy = rng.normal(0.866, 0.05, 100)[test.labels.numpy()]
-    guesses = test.labels + torch.from_numpy(rng.random(10000) > accuracy)
-    parts, clients = SETTINGS["sgpt-1-cifar100-s50"].partition, {"num_clients": 100}
-    shards = divide(parts, train.labels, train.domains, **clients, generator=rng)
-    budget = {"rounds": 1, "steps": 1, "cohort_size": 1, "batch_size": 1, "seed": 0}
-    made = Setting(clients=range(100), num_classes=100, public=train.pixels[:0], **budget)
-    mixes = Trial.of(made, train, test, shards)
-    own = mixes.divided_tests(rng)
-    assert torch.equal(torch.cat(own.own).sort().values, torch.arange(10000))
-    one = fp.Method(print, SERVER, lambda *all: lambda x: torch.eye(101)[guesses[x], :100])
-    now = fp.Round(0, SERVER.state, {})
-    mix, mine = (measure.measure(one, trial, now, shared=True) for trial in (mixes, own))
-    assert mine["own"] == pytest.approx(mix["own"], abs=0.002)
-    assert mine["worst"] < mix["worst"] - 0.06
 
 
 def test_a_quarter_of_the_images_of_each_client_is_for_testing():
@@ -195,41 +172,6 @@ def federation(trunks, sizes=(5, 7), **fields):
     return EpochFederation(setting, pixels, torch.arange(len(pixels)) % 3, shards)
 
 
-def test_border_and_head_of_a_convolutional_network_are_trained_and_the_network_is_not():
-    trunks = [pixel_trunk(4), pixel_trunk(6)]
-    before = [fp.snapshot(trunk.network, buffers=True) for trunk in trunks]
-    made = federation(trunks)
-    start = fp.snapshot(made.setting.new_model(1))
-    method = METHODS["fedhpl"].make(made.setting, learning_rate=0.1)
-    *_, now = fp.run_rounds(method, made.data, [[0, 1]] * 2)
-    for trunk, values in zip(trunks, before, strict=True):
-        after = fp.snapshot(trunk.network, buffers=True)
-        assert all(torch.equal(value, after[name]) for name, value in values.items())
-    trained = fp.snapshot(now.model(method, made.data(1, 2)))
-    assert sorted(trained) == ["head.bias", "head.weight", "prompts.columns", "prompts.rows"]
-    assert not any(torch.equal(value, trained[name]) for name, value in start.items())
-
-
-def test_border_of_a_model_is_around_the_prepared_images():
-    trunk = pixel_trunk(4)
-    model, pixels = federation([trunk]).setting.new_model(), torch.rand(2, 3, SIDE, SIDE) * 255
-    bordered = model.prompts(pixels / 255)
-    assert bordered.shape == (2, 3, SIDE + 4, SIDE + 4)
-    assert torch.equal(bordered[:, :, 2:-2, 2:-2], pixels / 255)
-    expected = nn.functional.linear(trunk.network(bordered), model.head.weight, model.head.bias)
-    torch.testing.assert_close(model(pixels), expected)
-
-
-def test_every_image_is_in_one_batch_of_each_epoch():
-    made = federation([pixel_trunk(4)], (5, 31), epochs=2, batch_size=10)
-    own = made.data(1, 0)
-    batches = [labels for _, labels in own.batches()]
-    assert [len(labels) for labels in batches] == [10, 10, 10, 1] * 2
-    assert (own.steps, made.data(0, 0).steps) == (8, 2)
-    for epoch in (batches[:4], batches[4:]):
-        assert torch.equal(torch.cat(epoch).sort().values, own.labels.sort().values)
-
-
 def test_groups_are_as_pure_as_counted_by_hand():
     kinds = torch.tensor([0, 0, 1, 1, 1, 2])
     # Group 0 has kinds 0, 0 and 1; group 2 has 1, 1 and 2; group 1 is empty.
@@ -240,18 +182,6 @@ def test_groups_are_as_pure_as_counted_by_hand():
     assert len({SUPERCLASSES[tree] for tree in (47, 52, 56, 59, 96)}) == 1
     assert len({SUPERCLASSES[person] for person in (2, 11, 35, 46, 98)}) == 1
     assert purity(torch.zeros(100, dtype=torch.int64), superclasses) == pytest.approx(0.05)
-
-
-def test_clusters_are_those_of_the_groups_that_sgpt_selects_for_the_test_images():
-    made = vit_federation(num_classes=100, labels=torch.arange(41) % 100)
-    method = METHODS["sgpt"].make(made, num_groups=2)
-    *_, now = fp.run_rounds(method, made.data, made.cohorts())
-    pixels, cells = made.inputs[:20], torch.arange(20)
-    model = now.model(method, made.data(0, now.server_round))
-    nearest = torch.cosine_similarity(model.query(pixels)[:, None], model.selector.keys, dim=2)
-    expected = purity(nearest.argmax(1), torch.tensor(SUPERCLASSES)[cells])
-    trial = Trial(made, made, pixels, cells, torch.ones(1, 100))
-    assert cluster_accuracy(trial, method, now) == {"clusters": pytest.approx(expected)}
 
 
 @pytest.mark.parametrize("make", TINY_NETWORKS.values(), ids=TINY_NETWORKS)

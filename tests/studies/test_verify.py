@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import compare
+import study
 from fabricated import fabricate, unchecked
 from fedprompt.compare.trials import CompareError
 from other_device import other_device
@@ -175,14 +175,14 @@ def test_zero_shot_accuracy_must_lie_in_the_published_band(case, monkeypatch):
 
 
 def test_the_program_stops_with_one_line(folder, capsys):
-    flags = ["--verify", "--root", str(folder), "--task"]
+    flags = ["--verify", "--root", str(folder), "--study"]
     for arguments, message in (
         ([*flags, "fedotp", "--partitions", "fedotp-1-dtd"], "rung 1 of 9, sizes: the numbers of"),
-        ([*flags, "digits"], "`--verify` needs `--task` fedhpl, sgpt, fedl2g, fedotp; got"),
+        ([*flags, "digits"], "`--verify` needs `--study` fedhpl, sgpt, fedl2g, fedotp; got"),
     ):
         with pytest.raises(SystemExit) as stop:
-            compare.main(arguments)
+            study.main(arguments)
         *bars, line = capsys.readouterr().err.splitlines()
         assert all("Decoding" in bar for bar in bars if bar)
         assert stop.value.code == 2
-        assert line.startswith(f"compare.py: {message}")
+        assert line.startswith(f"study.py: {message}")

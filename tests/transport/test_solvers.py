@@ -306,9 +306,7 @@ def test_transforms_may_be_nested_and_duals_give_plans_in_them():
 @pytest.mark.parametrize("solver", [*ITERATIVE, unbalanced])
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e30, 1e36, 1e38, 3e38])
-def test_finite_costs_are_solved_or_refused_up_to_the_end_of_float32(
-    solver, epsilon, scale
-):
+def test_finite_costs_are_solved_or_refused_up_to_the_end_of_float32(solver, epsilon, scale):
     """A range that overflows when it is divided by epsilon gave NaN."""
     cost = planted_cost("wide", (4, 6, 3), torch.Generator().manual_seed(19)).float() - 1
     a, b = marginals(6, 3, 1.0, torch.float32)
