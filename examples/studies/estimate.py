@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedprompt.compare import tables
 from studies.backbones import backbone
 from studies.core import Row, Task, content
-from studies.papers import LENGTH, Setting
+from studies.papers import Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
@@ -43,7 +43,7 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     one = sum(flops) / len(flops)
     if setting.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names for two contexts.
-        text = _text_flops(setting.backbones[0]) * (LENGTH + NAME_TOKENS) * sizes["classes"]
+        text = _text_flops(setting.backbones[0]) * (setting.length + NAME_TOKENS) * sizes["classes"]
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = 2 * 2 * steps * text
     else:
@@ -67,8 +67,8 @@ def _images(setting: Setting) -> float | None:
 def forward_flops(name: str, image_size: int) -> int:
     """Count the floating-point operations of a forward pass on one image, without prompts."""
     # open_clip moves its models, so theirs need memory.
-    with torch.device("cpu" if name.endswith(".openai") else "meta"):
-        model = backbone(name, image_size, pretrained=False).model
+    with torch.device("cpu" if name.endswith(":openai") else "meta"):
+        model = backbone(name, image_size, random=True).model
         images = torch.zeros(1, 3, image_size, image_size)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         getattr(model, "visual", model).eval()(images)
@@ -80,7 +80,7 @@ def _text_flops(name: str) -> int:
     """Count the operations of a CLIP's text blocks on one token, without attention scores."""
     import open_clip
 
-    config = open_clip.get_model_config(name.removesuffix(".openai"))["text_cfg"]
+    config = open_clip.get_model_config(name.removesuffix(":openai"))["text_cfg"]
     return 2 * 12 * config["layers"] * config["width"] ** 2
 
 

@@ -16,13 +16,12 @@ from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.images import prepared_trunk
 from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Chosen, CompareError, Trial
-from fedprompt.methods import ClipSetting, NetworkSetting
+from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from studies import estimate, papers, sets
 from studies.backbones import Make, backbone
 from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
 from studies.division import divide, fewer, only_used, split_shards
-from studies.networks import BorderSetting, Convolutional
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
 
@@ -36,11 +35,6 @@ NUM_PUBLIC = 500
 def as_floats(values: Tensor) -> Chosen:
     """Return all of a tensor of another dtype, whose batches have single precision."""
     return Chosen(values, torch.arange(len(values), device="cpu"))
-
-
-@dataclass(kw_only=True)
-class PaperVits(BorderSetting):
-    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
 
 
 @dataclass(kw_only=True)
@@ -74,7 +68,8 @@ def make(
         validate: Not used, because papers give the hyperparameters.
     """
     setting = papers.settings(paper)[partition].of(row)
-    return divided(setting, loaded(setting, machine), row, seed, machine, backbone)
+    of = partial(backbone, weights=machine.weights)
+    return divided(setting, loaded(setting, machine), row, seed, machine, of)
 
 
 def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
@@ -167,25 +162,29 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
 
 
 def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
-    trunks: list[Any] = []
-    for name in setting.backbones:
-        model, *normal, _ = of(name, setting.image_size)
-        prepare = Preparation(setting.image_size, *normal)
-        if hasattr(model, "patch_embed"):
-            trunks.append(prepared_trunk(fp.vit_trunk(model), prepare))
-            continue
-        look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
-        border = partial(fp.PadPrompts, setting.image_size, **look)
-        trunks.append(Convolutional(prepare, model.num_features, border, fp.freeze(model)))
-    sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
-    return PaperVits(trunks=trunks, **sizes, **fields)
+    """Make vision transformers with prompts, or convolutional networks with a border of pixels."""
+    made = [of(name, setting.image_size) for name in setting.backbones]
+    prepares = [Preparation(setting.image_size, *each[1:4]) for each in made]
+    pairs = [*zip((each.model for each in made), prepares, strict=True)]
+    if hasattr(made[0].model, "patch_embed"):
+        trunks = [prepared_trunk(fp.vit_trunk(model), prepare) for model, prepare in pairs]
+        sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
+        return VitSetting(trunks=trunks, **sizes, **fields)
+    look = {"padding": setting.num_prompts, "mean": made[0].mean, "std": made[0].std}
+    return NetworkSetting(
+        networks=[each.model for each in made],
+        border=partial(fp.PadPrompts, setting.image_size, **look),
+        num_features=setting.num_features,
+        prepare=prepares[0].to(fields["device"]),
+        **fields,
+    )
 
 
 def _networks(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
     size = setting.image_size
     return NetworkSetting(
         networks=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
-        num_features=setting.num_features or 0,
+        num_features=setting.num_features,
         prepare=Preparation(size, *of(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,
     )
@@ -210,7 +209,7 @@ def _clip(
     ]
     with torch.device(fields["device"]):
         tower = fp.TextTower(clip, tokenizer)
-        names = {"class_names": data.class_names, "length": papers.LENGTH, "prepare": prepare}
+        names = {"class_names": data.class_names, "length": setting.length, "prepare": prepare}
         run = PaperClip(tower=tower, **names, **fields)
     return run, sides
 

@@ -47,7 +47,7 @@ def case(folder, read, monkeypatch):
         paper = partition.partition("-")[0]
         own = replace(papers.settings(paper)[partition], **(setting or {}))
         known = SIZES[own.data] | {"classes": 10, "alphabetical": True}
-        known["zero_shot"] = {"RN50.openai": [40.21, 42.32]}
+        known["zero_shot"] = {"RN50:openai": [40.21, 42.32]}
         monkeypatch.setitem(verify.SIZES, own.data, known)
         monkeypatch.setattr(papers, "settings", lambda name: {partition: own})
         first = next(each for each in own.rows if each.method not in (None, "zero_shot"))
