@@ -17,7 +17,8 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     .. math:: \tfrac12 \lVert \theta - v \rVert_2^2
 
     Multiply by a `proximal_weight` and add to the loss of each step. Parameters without a name in
-    `values`, such as private ones, are free. The sum is computed in float32 at least.
+    `values`, such as private ones, are free, and so are buffers, such as running statistics. The
+    sum is computed in float32 at least.
 
     Args:
         module: Module that the client trains.
@@ -44,7 +45,10 @@ def proximal_loss(module: nn.Module, values: Mapping[str, Tensor]) -> Float[Tens
     check.tensors("values", values, sync=False)
     named = module.named_parameters(remove_duplicate=False)
     parameters = {inner_name(module, name): parameter for name, parameter in named}
+    buffers = {inner_name(module, name) for name, _ in module.named_buffers()}
+    values = {name: value for name, value in values.items() if name not in buffers}
     check.known("values", values, parameters, "name parameters of `module`")
+    check.some("values", values, "name parameters of `module`")
     pairs: dict[Tensor, Tensor] = {}  # every parameter once
     for name, value in values.items():
         check.shape(f"values[{name!r}]", value, parameters[name].shape, "the parameter")

@@ -2,12 +2,13 @@
 
 import copy
 import hashlib
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as distributed
@@ -15,13 +16,21 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt import _casts
 from fedprompt._conversions import widened
-from fedprompt._seals import Seal, check_seals
+from fedprompt._copies import copied
+from fedprompt._random_streams import kept_streams, resumed_streams
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces.method import Clients, check_takes_part, check_wrappers, run_of
+from fedprompt.interfaces._calls import Calls, seed_of
+from fedprompt.interfaces.method import (
+    Clients,
+    check_takes_part,
+    check_wrappers,
+    run_of,
+    sends_changes,
+    wrapped,
+)
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import delta
 from fedprompt.wire.encode import check_message
@@ -30,9 +39,11 @@ from fedprompt.wire.gather import is_here, on_all_ranks, rank_of, ranks_of
 __all__ = ["coded", "counted", "load_optimizer", "optimizer_state", "run_rounds"]
 
 _OPTIMIZER = "be an optimizer of torch.optim"
-_UNCHANGED = "a state must not be changed between rounds"
-_PURE = "`server.answer` and `method.client` must change no argument; change a copy"
 _ALL_STATES = "have the state of each client that has one"
+_EMPTY = (
+    "A round has no clients, so its server keeps its state. If a step does more than a mean, such "
+    "as add noise, write Server(..., empty=True); if not, Server(..., empty=False)."
+)
 
 
 def run_rounds(
@@ -47,14 +58,17 @@ def run_rounds(
     """Run the rounds of a method.
 
     The loop over the rounds is yours, because this function does not evaluate, print or save. In
-    one process it equals ten lines, which the guide to rounds shows. It copies nothing, because the
-    functions of a method must change no argument. A write into an answer, a payload or a state is
-    refused: it compares the version counters of tensors, and the keys and parts of dicts and lists.
-    It does not find writes through NumPy or ``tensor.data``, nor into inference tensors, because
-    PyTorch does not count these. Your loop must not change a round either.
+    one process it equals a dozen lines, which the guide to rounds shows. Each function of a method
+    receives copies: a client may train on its answer in place, and a round that you keep never
+    changes.
 
-    In a round without payloads, the server keeps its state. After an error nothing of the round is
-    kept, so you can continue from the round before.
+    The global random streams of PyTorch, NumPy and Python begin anew before each call of a method,
+    by the seed, the round and the client. So dropout draws the same numbers on every engine, in
+    every order of a cohort, and after a resume. The seed is that of the method's setting, or else
+    that of ``torch.manual_seed`` when the run begins. Your loop finds its streams as it left them.
+
+    In a round without payloads, the server keeps its state, unless it says ``empty=True``. After an
+    error nothing of the round is kept, so you can continue from the round before.
 
     Args:
         method: Method.
@@ -82,10 +96,10 @@ def run_rounds(
         TypeError: If a payload is not a message, or a state is not a tree. The text names the
             client and the round.
         ValueError: If a client is in a cohort twice, `data` does not have it, or the setting of its
-            data does not name it; if a function changes an argument; if ranks differ in the number
-            of rounds, in a cohort or in the state of the server; if `start` lacks the state of a
-            client that has one; or under ``torch.autocast`` with its cache, because all steps would
-            then use the weights of the first one.
+            data does not name it; if ranks differ in the number of rounds, in a cohort or in the
+            state of the server; if `start` lacks the state of a client that has one; or under
+            ``torch.autocast`` with its cache, because all steps would then use the weights of the
+            first one.
         RuntimeError: If another rank has an error; the text names the rank, the client and the
             round. Or if a rank has died, has left its loop, or is slower than the timeout of the
             group; the text names the round and the result that the other ranks waited for.
@@ -109,20 +123,17 @@ def run_rounds(
     data, cohorts = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
-    engine = _Engine(method, data, group, iter(cohorts), {}, share)
-    now = start or Round(-1, method.server.state, {})
+    engine = _Engine(method, data, group, iter(cohorts), share, seed_of(method))
+    now: Round | None = start or Round(-1, method.server.state, {})
     check.count("start.server_round", now.server_round, at_least=-1)
     check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
-    now, (rank, world) = engine.begun(now), rank_of(group)
-    engine.agreed(lambda: now.server, now.server_round + 1)
-    while (clients := engine.drawn(now.server_round + 1)) is not None:
-        now = now._replace(server_round=now.server_round + 1)
-        homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, share))
-        now = moved(now, homes, hosts, group, engine.seals)
-        here = [client for client in clients if hosts[client] == rank]
-        for _ in range(method.exchanges):
-            now = engine.exchange(here, now)
-        now = moved(now, hosts, homes, group, engine.seals)
+    with kept_streams():
+        engine, now = engine.begun(now)
+    while True:
+        with kept_streams():
+            now = engine.next(now)
+        if now is None:
+            return
         yield now
 
 
@@ -131,9 +142,8 @@ def moved(
     sources: Mapping[int, int],
     targets: Mapping[int, int],
     group: "distributed.ProcessGroup | None",
-    seals: dict[str, Seal],
 ) -> Round:
-    """Send the states of clients from one rank to another one, and seal them there."""
+    """Send the states of clients from one rank to another one."""
     routes = {str(c): (sources[c], targets[c]) for c in sources if sources[c] != targets[c]}
     if not routes:
         return now
@@ -141,15 +151,11 @@ def moved(
     leaving = [c for c, (source, _) in routes.items() if source == rank and c in now.clients]
 
     def states() -> dict[str, State]:
-        for client in leaving:
-            broken = {"the client's state": seals.pop(client, Seal(()))}
-            check_seals(f"client {client}, round {now.server_round}", _UNCHANGED, broken)
         return {client: now.clients[client] for client in leaving}
 
     trees = on_all_ranks(states, max(now.server_round, 0), group=group, what="the states of guests")
     sent = (pair for tree in trees for pair in tree.items())
     arrived = {client: state for client, state in sent if routes[client][1] == rank}
-    seals.update((client, Seal(state)) for client, state in arrived.items())
     staying = {client: state for client, state in now.clients.items() if client not in leaving}
     return now._replace(clients=staying | arrived)
 
@@ -191,7 +197,7 @@ def counted(method: Method, ledger: Ledger) -> Method:
             ledger.record(payload, direction="up", **where)
         return payload, state
 
-    return method._replace(client=client, wrappers=(*method.wrappers, "counted"))
+    return wrapped(method, "counted", client=client)
 
 
 def coded(method: Method, codec: Codec) -> Method:
@@ -213,7 +219,7 @@ def coded(method: Method, codec: Codec) -> Method:
         A method whose payloads and `form` are encoded. Its server decodes them before each step.
 
     Raises:
-        ValueError: If `method` is counted, because the ledger would not count the encoded messages.
+        ValueError: If `method` is counted: count the coded method.
             If the codec leaves numbers out, also if `method` is coded already, if its server does
             not say whether payloads are changes, or if an answer lacks an entry of the payload.
 
@@ -236,8 +242,11 @@ def coded(method: Method, codec: Codec) -> Method:
     check.instance("codec", codec, Codec, "be a codec, such as codecs.int8()")
     form: Any = method.form
     server = method.server
-    moves = getattr(codec, "needs_changes", False) and not server.changes
-    _check_wrapped(method, needs_changes=getattr(codec, "needs_changes", False))
+    moves = False
+    if getattr(codec, "needs_changes", False):
+        rule = "not be coded; a codec that leaves numbers out comes first"
+        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+        moves = not sends_changes(method, "the codec leaves numbers out")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
         payload: Any
@@ -250,7 +259,10 @@ def coded(method: Method, codec: Codec) -> Method:
 
     def decoded(client: int, payload: Any, state: State) -> Message:
         entries = codec.decode(payload, like=form(client)) if payload else payload
-        return _moved(entries, server.answer(client, state)) if moves else entries
+        if not moves:
+            return entries
+        with resumed_streams("answer", client):  # the same answer as the client had
+            return _moved(entries, server.answer(client, copied(state)))
 
     def step(server_round: int, payloads: Mapping[int, Message], state: State) -> State:
         found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
@@ -266,23 +278,8 @@ def coded(method: Method, codec: Codec) -> Method:
         empty = {name: Weighted(*map(zeros, entry)) for name, entry in form(client).items()}
         return codec.encode(empty, codec.init(empty))[0]
 
-    wrappers = (*method.wrappers, "coded")
-    parts: Any = {"client": client, "predict": predict, "form": coded_form, "wrappers": wrappers}
-    return method._replace(server=server._replace(step=step), **parts)
-
-
-def _check_wrapped(method: Method, *, needs_changes: bool) -> None:
-    """Refuse a method that a codec cannot wrap."""
-    rule = "not be counted; count the coded method instead, `counted(coded(method, codec), ...)`"
-    check.require("counted" not in method.wrappers, "method", rule, "a counted one")
-    if needs_changes:
-        rule = "not be coded; a codec that leaves numbers out comes first"
-        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
-        rule = "say whether payloads are changes, because the codec leaves numbers out"
-        got = (
-            "None; for a method of the gallery use float16() or int8(), for yours Server(changes=)"
-        )
-        check.require(method.server.changes is not None, "method.server.changes", rule, got)
+    parts: Any = {"client": client, "predict": predict, "form": coded_form}
+    return wrapped(method, "coded", server=server._replace(step=step), **parts)
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -321,48 +318,53 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return copy.deepcopy(optimizer.state_dict())
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, state: State, *, rate: Literal["round", "state"] = "round"
+) -> None:
     """Load a state of :func:`optimizer_state`, which later steps of the optimizer do not change.
 
     ``optimizer.load_state_dict`` does not copy all tensors, so a step would change the old state.
+    It also loads the learning rate of an earlier round, and so ends a schedule.
 
     Args:
         optimizer: Optimizer to write into.
         state: State to load. With ``{}``, as before the first step, the optimizer keeps its own.
+        rate: "round" to keep the learning rates of `optimizer`, or "state" to load them.
 
     Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
-        >>> state = optimizer_state(optimizer)
-        >>> again = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.9)
+        >>> weight = torch.zeros(2, requires_grad=True)
+        >>> state = optimizer_state(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+        >>> again = torch.optim.SGD([weight], lr=0.05)
         >>> load_optimizer(again, state)
-        >>> again.param_groups[0]["lr"]
-        0.1
+        >>> again.param_groups[0]["lr"], again.param_groups[0]["momentum"]
+        (0.05, 0.9)
     """
     check.instance("optimizer", optimizer, torch.optim.Optimizer, _OPTIMIZER)
     check.instance("state", state, Mapping, "be a state of `optimizer_state`")
+    check.require(rate in ("round", "state"), "rate", 'be "round" or "state"', repr(rate))
     if state:
+        rates = [group["lr"] for group in optimizer.param_groups]
         load_state(optimizer, state)
+        for group, own in zip(optimizer.param_groups, rates, strict=True):
+            if rate == "round":
+                group["lr"] = own
 
 
 class _Engine(NamedTuple):
-    """Exchanges and steps of a method, in one process or on one rank.
-
-    Its seals tell whether a state was changed: of the server, under "server", and of each client
-    that trained here, under its id. They are made once for each state.
-    """
+    """Exchanges and steps of a method, in one process or on one rank."""
 
     method: Method
     data: Callable[[int, int], Any]
     group: "distributed.ProcessGroup | None"
     cohorts: Iterator[Iterable[int]]
-    seals: dict[str, Seal]
     share: bool
+    seed: int
 
-    def begun(self, start: Round) -> Round:
+    def begun(self, start: Round) -> "tuple[_Engine, Round]":
         """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
         first = start.server_round + 1
 
-        def own() -> str:
+        def own() -> list[Any]:
             ids = [*start.clients, *start.stateful]
             strange = [repr(client) for client in ids if not client.isdecimal()]
             check.nothing(strange, "start.clients", "have ids of clients as keys")
@@ -370,115 +372,113 @@ class _Engine(NamedTuple):
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
-            deque(islice(self.cohorts, first), maxlen=0)
+            with _noted("the rounds up to `start`"):
+                deque(islice(self.cohorts, first), maxlen=0)
             states = start.clients.items()
             found.update((c, state) for c, state in states if is_here(int(c), self.group))
             for client, state in found.items():
                 check_wrappers(self.method, client, state)
-            return str(self.share)
+            return [str(self.share), self.seed]
 
         found: dict[str, State] = {}
-        shares = on_all_ranks(own, first, group=self.group, what="the start")
-        self._check_same("share", shares, first)
-        return start._replace(clients=found)
+        starts = on_all_ranks(own, first, group=self.group, what="the start")
+        self._check_same("share", [share for share, _ in starts], first)
+        server = self._agreed(lambda: start.server, first)
+        return self._replace(seed=starts[0][1]), start._replace(server=server, clients=found)
 
-    def drawn(self, server_round: int) -> list[int] | None:
+    def next(self, now: Round) -> Round | None:
+        """Run a round, or return None at the end."""
+        now = now._replace(server_round=now.server_round + 1)
+        if (clients := self._drawn(now.server_round)) is None:
+            return None
+        rank, world = rank_of(self.group)
+        homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, self.share))
+        now = moved(now, homes, hosts, self.group)
+        here = [client for client in clients if hosts[client] == rank]
+        for exchange in range(self.method.exchanges):
+            calls = Calls(self.method, self.seed, now.server_round, exchange)
+            now = self._exchange(here, now, calls)
+        return moved(now, hosts, homes, self.group)
+
+    def _drawn(self, server_round: int) -> list[int] | None:
         """Return the next cohort, the same on all ranks, or None at the end on all ranks."""
 
         def draw() -> list[int] | None:
             refuse_autocast("run_rounds")
-            seals = {"its server": self.seals["server"]}
-            check_seals(f"before round {server_round}", "a `Round` must not be changed", seals)
-            for cohort in islice(self.cohorts, 1):
-                return nouns.cohort(cohort, server_round)
-            return None
+            with _noted(f"round {server_round}"):
+                found = [nouns.cohort(each, server_round) for each in islice(self.cohorts, 1)]
+            return found[0] if found else None
 
         drawn = on_all_ranks(draw, server_round, group=self.group, what="the cohort")
         texts = ["no more" if cohort is None else str(cohort) for cohort in drawn]
         self._check_same("cohorts", texts, server_round)
         cohort: list[int] | None = drawn[0]
+        if cohort == [] and self.method.server.empty is None:
+            warnings.warn(_EMPTY, stacklevel=4)
         return cohort
 
-    def exchange(self, clients: list[int], now: Round) -> Round:
+    def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
         """Train clients on this rank, and take the step of the server with all payloads."""
-        states, sealed = dict(now.clients), dict[str, Seal]()
+        states = dict(now.clients)
 
         def train() -> dict[str, Any]:
             payloads = dict[int, Message | None]()
             for client in clients:
-                payload, states[str(client)] = self._train(client, now)
-                payloads[client] = payload
-                self.seals[str(client)] = Seal(states[str(client)])
-                sealed[f"the payload of client {client}"] = Seal(payload)
-            own = [str(client) for client in payloads]
-            after = sealed | {f"the state of client {client}": self.seals[client] for client in own}
-            rule = "a client must not write into the results of another one, such as a shared model"
-            check_seals(f"round {now.server_round}", rule, after)
-            return {"payloads": payloads, "stateful": [each for each in own if states[each]]}
+                with _noted(f"client {client}, round {now.server_round}"):
+                    payloads[client], states[str(client)] = self._trained(client, now, calls)
+            stateful = [str(client) for client in payloads if states[str(client)]]
+            return {"payloads": payloads, "stateful": stateful}
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
         stateful = now.stateful.union(*(tree["stateful"] for tree in trees))
         now = Round(now.server_round, now.server, states, stateful)
         payloads = {client: payload for client, payload in sent if payload is not None}
-        if self.group:  # its payloads are copies
-            sealed = {"a payload": Seal(payloads)}
-        return now._replace(server=self._step(payloads, sealed, now)) if payloads else now
+        return now._replace(server=self._stepped(payloads, now, calls))
 
-    def _train(self, client: int, now: Round) -> tuple[Message | None, State]:
-        where, server_round = f"client {client}, round {now.server_round}", now.server_round
-        state = now.clients.get(str(client), {})
+    def _trained(self, client: int, now: Round, calls: Calls) -> tuple[Message | None, State]:
         try:
-            data = self.data(client, server_round)
+            data = calls.data(self.data, client)
         except LookupError as error:
-            got = f"client {client} in round {server_round}"
+            got = f"client {client} in round {now.server_round}"
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
-        check_takes_part(data, client, server_round)
-        seals = {"the client's state": self.seals.get(str(client)) or Seal(state)}
-        check_seals(where, _UNCHANGED, seals)
-        seals["the server's state"] = self.seals["server"]
-        with _noted(where, seals):
-            answer = self.method.server.answer(client, now.server)
-            seals["its answer"] = Seal(answer, within=seals.values())
-            with _casts.ended():
-                result: Any = self.method.client(data, answer, state)
-            check.pair("method.client", result, "return a payload and a state")
-            payload, state = result
-        check_seals(where, _PURE, seals)
-        with check.located(where):
+        check_takes_part(data, client, now.server_round)
+        answer = calls.answer(client, now.server)
+        result: Any = calls.train(client, data, answer, now.clients.get(str(client), {}))
+        check.pair("method.client", result, "return a payload and a state")
+        payload, state = result
+        with check.located(f"client {client}, round {now.server_round}"):
             if payload is not None:
                 check_message("payload", payload)
             _check_state(state)
-        return payload, state
+        return copied(payload), copied(state)
 
-    def _step(self, payloads: dict[int, Message], sealed: Mapping[str, Seal], now: Round) -> State:
-        where = f"server, round {now.server_round}"
-        seals = {**sealed, "the payloads": Seal(payloads, within=sealed.values())}
-        seals["the server's state"] = self.seals["server"]
+    def _stepped(self, payloads: dict[int, Message], now: Round, calls: Calls) -> State:
+        if not payloads and not self.method.server.empty:
+            return now.server
 
         def step() -> State:
             try:
-                state = self.method.server.step(now.server_round, payloads, now.server)
+                state: State = calls.step(payloads, now.server)
             except (TypeError, ValueError) as error:
                 _check_payloads(payloads)
                 error.add_note(f"payloads of clients {list(payloads)}")
                 raise
-            check_seals(where, "`method.server.step` must change no argument", seals)
             return state
 
-        return self.agreed(step, now.server_round)
+        return self._agreed(step, now.server_round)
 
-    def agreed(self, make: Callable[[], State], server_round: int) -> State:
+    def _agreed(self, make: Callable[[], State], server_round: int) -> State:
         """Make a state of the server, which must be the same on all ranks."""
         made = []
 
         def digest() -> str:
-            with _noted(f"server, round {server_round}", {}):
-                made.append(make())
+            with _noted(f"server, round {server_round}"):
+                state = make()
             with check.located(f"server, round {server_round}"):
-                _check_state(made[0])
-            self.seals["server"] = Seal(made[0])
-            return hashlib.sha256(to_blob(made[0], "state")).hexdigest() if self.group else ""
+                _check_state(state)
+            made.append(copied(state))
+            return hashlib.sha256(to_blob(state, "state")).hexdigest() if self.group else ""
 
         what = "the state of the server"
         digests = on_all_ranks(digest, server_round, group=self.group, what=what)
@@ -491,13 +491,12 @@ class _Engine(NamedTuple):
 
 
 @contextmanager
-def _noted(where: str, seals: Mapping[str, Seal]) -> Iterator[None]:
-    """Add a note to an error of the method, whose type and text stay."""
+def _noted(where: str) -> Iterator[None]:
+    """Add a note to an error, whose type and text stay."""
     try:
         yield
     except Exception as error:
-        broken = [f"{text} in {name}" for name, seal in seals.items() if (text := seal.broken())]
-        error.add_note("; after ".join([where, *broken]))
+        error.add_note(where)
         raise
 
 

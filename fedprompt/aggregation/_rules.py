@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,13 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._conversions import widened
 from fedprompt.interfaces import Payload, ServerUpdate, State, Weighted
 
 TensorUpdate = ServerUpdate[Tensor, Weighted]
+STATISTICS = ("running_mean", "running_var")
+"""Names of running statistics in PyTorch's modules."""
+
 FROM_INIT = "come from `init` or the last `step`"
 
 
@@ -25,6 +30,8 @@ class RowRule(ABC):
     """
 
     changes = False
+    statistics: Collection[str] = ()
+    """Names of values that are no parameters, or last parts of these names. They become means."""
 
     @abstractmethod
     def first_state(self, previous: Tensor) -> State:
@@ -36,13 +43,13 @@ class RowRule(ABC):
 
     def init(self, previous: Tensor | Mapping[str, Tensor], /) -> State:
         if isinstance(previous, Mapping):
-            return init_by_name(dict.fromkeys(previous, self), previous)
+            return init_by_name(self._rules(previous), previous)
         _check_previous(previous)
         return self.first_state(previous.detach())
 
     def step(self, previous: Any, mean: Any, state: State, /) -> Any:
         if isinstance(previous, Mapping):
-            return step_by_name(dict.fromkeys(previous, self), previous, mean, state)
+            return step_by_name(self._rules(previous), previous, mean, state)
         _check_previous(previous)
         nouns.entry("mean", mean)
         new, after = self.stepped(previous, mean, state)
@@ -50,6 +57,12 @@ class RowRule(ABC):
         if check.values_readable(mean.weight) and not mean.weight.any():
             return previous.detach().clone(), state
         return new, after
+
+    def _rules(self, names: Iterable[str]) -> dict[str, TensorUpdate]:
+        known, mean = {*self.statistics}, Blend(0.0)
+        return {
+            name: mean if {name, str(name).rpartition(".")[2]} & known else self for name in names
+        }
 
     def stepped(
         self, previous: Tensor, mean: Weighted, state: State, *, all_known: bool = False
@@ -65,6 +78,22 @@ class RowRule(ABC):
         known = torch.where(rows, mean.value, 0.0)
         new, after = self.update(torch.where(rows, previous, 0), known, state)
         return torch.where(rows, new, previous), _keep_rows(rows, previous, state, after)
+
+
+@dataclass(frozen=True)
+class Blend(RowRule):
+    """Mean, or a moving average of means."""
+
+    decay: float
+
+    def first_state(self, previous: Tensor) -> State:
+        return {}
+
+    def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
+        check_state(state, not state)
+        if self.decay > 0:
+            mean = torch.lerp(widened(mean), widened(previous), self.decay)
+        return mean.to(previous), state
 
 
 def _check_previous(previous: Any) -> None:

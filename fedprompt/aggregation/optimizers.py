@@ -1,6 +1,6 @@
 """Server rules with a gradient: steps of an optimizer, and adaptive rates (FedOpt)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.aggregation._rules import FROM_INIT, RowRule, check_state
+from fedprompt.aggregation._rules import FROM_INIT, STATISTICS, RowRule, check_state
 from fedprompt.interfaces import ServerRule, State
 
 _MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -47,7 +47,12 @@ def descend(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) ->
     return _Optimizer(make_optimizer, max_norm, gradient=_as_sent)
 
 
-def fedopt(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> ServerRule:
+def fedopt(
+    make_optimizer: _MakeOptimizer,
+    *,
+    max_norm: float | None = None,
+    statistics: Collection[str] = STATISTICS,
+) -> ServerRule:
     r"""Take one step of a torch optimizer, with the movement of the mean as gradient (FedOpt).
 
     .. math:: g = v - \bar v
@@ -65,6 +70,9 @@ def fedopt(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> 
         make_optimizer: Constructor of the optimizer, called with the parameters, such as
             ``partial(torch.optim.Adam, lr=0.01)``.
         max_norm: Bound on the Euclidean norm of the movement (above 0). If None, it is not clipped.
+        statistics: Names, or last parts of names, of values that are no parameters, such as running
+            statistics. They take the mean of the round, because steps could make a variance
+            negative.
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state is the state dict of the
@@ -86,11 +94,15 @@ def fedopt(make_optimizer: _MakeOptimizer, *, max_norm: float | None = None) -> 
         al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
         Classification", 2019.
     """
-    return _Optimizer(make_optimizer, max_norm, gradient=torch.sub)
+    return _Optimizer(make_optimizer, max_norm, gradient=torch.sub, statistics=statistics)
 
 
 def adam(
-    *, learning_rate: float, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
+    *,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.99),
+    tau: float = 1e-3,
+    statistics: Collection[str] = STATISTICS,
 ) -> ServerRule:
     r"""Scale the movement of each coordinate by its average size (FedAdam).
 
@@ -108,6 +120,9 @@ def adam(
             in one direction moves by about this much in each round.
         betas: Decays :math:`\beta_1` and :math:`\beta_2` of both moments (each in [0, 1)).
         tau: Adaptivity :math:`\tau` (above 0). Movements below it are hardly scaled up.
+        statistics: Names, or last parts of names, of values that are no parameters, such as running
+            statistics. They take the mean of the round, because steps could make a variance
+            negative.
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors. Its state has the moments ``first``
@@ -123,11 +138,15 @@ def adam(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
-    return _Adaptive(learning_rate, betas, tau, _adam)
+    return _Adaptive(learning_rate, betas, tau, _adam, statistics)
 
 
 def yogi(
-    *, learning_rate: float, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
+    *,
+    learning_rate: float,
+    betas: tuple[float, float] = (0.9, 0.99),
+    tau: float = 1e-3,
+    statistics: Collection[str] = STATISTICS,
 ) -> ServerRule:
     r"""Scale movements as :func:`adam`, with a second moment that changes slowly (FedYogi).
 
@@ -141,6 +160,7 @@ def yogi(
         learning_rate: Server learning rate :math:`\eta` (above 0).
         betas: Decays :math:`\beta_1` and :math:`\beta_2` of both moments (each in [0, 1)).
         tau: Adaptivity :math:`\tau` (above 0).
+        statistics: As for :func:`adam`.
 
     Returns:
         A :class:`ServerRule` for a tensor or a dict of tensors, with the state of :func:`adam`.
@@ -156,7 +176,7 @@ def yogi(
     References:
         Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
-    return _Adaptive(learning_rate, betas, tau, _yogi)
+    return _Adaptive(learning_rate, betas, tau, _yogi, statistics)
 
 
 @dataclass(frozen=True)
@@ -164,11 +184,13 @@ class _Optimizer(RowRule):
     make_optimizer: _MakeOptimizer
     max_norm: float | None
     gradient: Callable[[Tensor, Tensor], Tensor]
+    statistics: Collection[str] = ()
 
     def __post_init__(self) -> None:
         rule = "be a function from parameters to an optimizer"
         check.function("make_optimizer", self.make_optimizer, rule)
         check.optional(check.number, "max_norm", self.max_norm, above=0)
+        check.texts("statistics", self.statistics, at_least=0)
 
     @property
     def changes(self) -> bool:  # type: ignore[override]
@@ -232,6 +254,7 @@ class _Adaptive(RowRule):
     betas: tuple[float, float]
     tau: float
     second_moment: Callable[[Tensor, Tensor, float], Tensor]
+    statistics: Collection[str]
 
     def __post_init__(self) -> None:
         check.number("learning_rate", self.learning_rate, above=0)
@@ -240,6 +263,7 @@ class _Adaptive(RowRule):
             check.number(f"betas[{position}]", beta, at_least=0)
             check.require(beta < 1, f"betas[{position}]", "be below 1", beta)
         check.number("tau", self.tau, above=0)
+        check.texts("statistics", self.statistics, at_least=0)
 
     def first_state(self, previous: Tensor) -> State:
         first = torch.zeros_like(previous, dtype=torch.promote_types(previous.dtype, torch.float32))

@@ -1,15 +1,12 @@
 """Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._conversions import widened
-from fedprompt.aggregation._rules import RowRule, check_state
+from fedprompt.aggregation._rules import Blend
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Server, ServerRule, ServerUpdate, State
 
@@ -36,7 +33,7 @@ def overwrite() -> ServerRule:
         >>> server.step(values["head"], mean["head"], server.init(values["head"]))[0]
         tensor([5., 2.])
     """
-    return _Blend(decay=0.0)
+    return Blend(decay=0.0)
 
 
 def ema(*, decay: float) -> ServerRule:
@@ -65,7 +62,7 @@ def ema(*, decay: float) -> ServerRule:
         Personalized Federated Learning" (SGPT), CVPR 2024, Eq. 7.
     """
     check.number("decay", decay, at_least=0, at_most=1)
-    return _Blend(decay)
+    return Blend(decay)
 
 
 def averaging_server(
@@ -112,23 +109,10 @@ def averaging_server(
         return {"values": values, "update": memory}
 
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
-    return Server({"values": first, "update": rule.init(first)}, answer, step, changes)
+    state = {"values": first, "update": rule.init(first)}
+    return Server(state, answer, step, changes, empty=False)
 
 
 def _check_state(state: object) -> None:
     if not isinstance(state, Mapping) or not {"values", "update"} <= set(state):
         raise check.wrong("state", "come from the server or its last step", check.kind(state))
-
-
-@dataclass(frozen=True)
-class _Blend(RowRule):
-    decay: float
-
-    def first_state(self, previous: Tensor) -> State:
-        return {}
-
-    def update(self, previous: Tensor, mean: Tensor, state: State) -> tuple[Tensor, State]:
-        check_state(state, not state)
-        if self.decay > 0:
-            mean = torch.lerp(widened(mean), widened(previous), self.decay)
-        return mean.to(previous), state

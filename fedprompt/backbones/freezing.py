@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._copies import shared_until_written
 from fedprompt.backbones._models import classifier, listed
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -205,13 +206,16 @@ class Trainable(nn.Module):
 def own_copy(
     part: _Part, model: nn.Module | None, trained: Trainable, memo: dict[int, Any]
 ) -> _Part:
-    """Copy a part of a client that trains some parameters of a model; the others are shared."""
+    """Copy a part of a client that trains some parameters of a model.
+
+    The others share their memory until one of the two is written.
+    """
     chosen = set(trained.parameters())
     if model is None or not chosen:
         return part
     for tensor in chain(model.parameters(), model.buffers()):
         if tensor not in chosen:
-            memo[id(tensor)] = tensor
+            memo[id(tensor)] = shared_until_written(tensor)
     twin = memo[id(part)] = object.__new__(type(part))
     twin.__dict__.update(deepcopy(part.__dict__, memo))
     return twin

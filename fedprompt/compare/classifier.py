@@ -226,7 +226,7 @@ def made(
         )
         model: nn.Module = Round(-1, method.server.state, {}).model(method, data)
     if state is not None:
-        model.load_state_dict(dict(state))
+        model.load_state_dict({name: value.to(device) for name, value in state.items()})
     return model.eval()
 
 

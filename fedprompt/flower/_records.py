@@ -12,6 +12,9 @@ from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 _MESSAGE = "fedprompt"
 _STATE = "fedprompt-state"
+SEED = "fedprompt-seed"
+"""Record of a request, and its key, with the seed of the run."""
+
 STATEFUL = "stateful"
 """Record of a reply whose client has a state that is not empty."""
 
@@ -63,7 +66,7 @@ def unpack(
 
 def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
-    record: Any = records.get(_MESSAGE) if len(records) == 1 else None
+    record: Any = records.get(_MESSAGE) if {*records} <= {_MESSAGE, SEED} else None
     single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
     rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
     check.require(single and record["blob"].stype == "safetensors", "records", rule, list(records))

@@ -12,8 +12,11 @@ from flwr.serverapp import Grid
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.flower._records import STATEFUL, blob_of, pack
+from fedprompt._copies import copied
+from fedprompt._random_streams import kept_streams
+from fedprompt.flower._records import SEED, STATEFUL, blob_of, pack
 from fedprompt.interfaces import Message, Method, State, Weighted
+from fedprompt.interfaces._calls import Calls, seed_of
 from fedprompt.messages.ledger import Direction, Ledger
 from fedprompt.wire import Expected, Header, decode_payload
 
@@ -153,11 +156,13 @@ class Wire:
     max_weight: float | None
     ledger: Ledger | None
     stateful: set[str] = field(default_factory=set)
+    seed: int = field(init=False)
     logged: dict[int, int] = field(default_factory=dict)
     """Last round in which a reply of a node was logged, by node."""
 
     def __post_init__(self) -> None:
         check_options(self.method, self.max_bytes, self.fingerprint)
+        object.__setattr__(self, "seed", seed_of(self.method))
         for name in ("max_abs", "max_weight"):
             check.optional(check.number, name, getattr(self, name), above=0)
         check.instance("ledger", self.ledger, Ledger | None, "be a Ledger or None")
@@ -166,23 +171,21 @@ class Wire:
         self, exchange: int, cohort: Iterable[int], state: State, nodes: Mapping[int, int]
     ) -> list[Envelope]:
         """List one envelope for each client. Equal answers share their content, sent once."""
-        # Each object is packed once. Equal answers may also be several objects.
-        packed: dict[tuple[int, frozenset[tuple[str, str]]], tuple[Message, RecordDict]] = {}
         contents: dict[bytes, RecordDict] = {}
+        seed = ConfigRecord({SEED: str(self.seed)})
         envelopes = []
         for client in cohort:
             if client not in nodes:
                 text = "round %d: client %d is left out: it has no node"
                 LOG.warning(text, self._round(exchange), client)
                 continue
-            answer = self.method.server.answer(client, state)
-            fingerprint = self.fingerprint(client)
-            key = id(answer), frozenset(fingerprint.items())
-            if key not in packed:
-                records = pack(answer, header=Header(fingerprint, exchange))
-                packed[key] = answer, contents.setdefault(blob_of(records), records)
-            _, content = packed[key]
-            self._record(answer, "down", client, exchange, blob_of(content))
+            with kept_streams():
+                answer = self._calls(exchange).answer(client, state)
+            records = pack(answer, header=Header(self.fingerprint(client), exchange))
+            blob = blob_of(records)
+            content = contents.setdefault(blob, records)
+            content[SEED] = seed
+            self._record(answer, "down", client, exchange, blob)
             envelopes.append(Envelope(content, nodes[client], "train", group_id=str(exchange)))
         return envelopes
 
@@ -213,14 +216,15 @@ class Wire:
 
     def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
         """Step the server; drop payloads that it refuses alone, or keep its state without any."""
-        now, server_step = self._round(exchange), self.method.server.step
-        refused: dict[int, ValueError] = {}
+        now, refused = self._round(exchange), dict[int, ValueError]()
+        if not payloads and not self.method.server.empty:
+            return state
         try:
-            return server_step(now, payloads, state) if payloads else state
+            return self._stepped(exchange, payloads, state)
         except ValueError as error:
             for client, payload in payloads.items():
                 try:
-                    server_step(now, {client: payload}, state)
+                    self._stepped(exchange, {client: payload}, state)
                 except ValueError as alone:
                     refused[client] = alone
             largest = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
@@ -229,6 +233,14 @@ class Wire:
             text = "round %d: %s dropped: %.300s Largest magnitude of each client: %s"
             LOG.warning(text, now, what, error, ", ".join(largest))
         return self.step(exchange, kept, state) if refused else state
+
+    def _stepped(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
+        with kept_streams():
+            after: State = copied(self._calls(exchange).step(copied(payloads), state))
+        return after
+
+    def _calls(self, exchange: int) -> Calls:
+        return Calls(self.method, self.seed, *divmod(exchange, self.method.exchanges))
 
     def _round(self, exchange: int) -> int:
         return exchange // self.method.exchanges

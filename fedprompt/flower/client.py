@@ -1,6 +1,5 @@
 """Flower client apps."""
 
-import copy
 import hashlib
 import os
 from collections.abc import Callable
@@ -12,11 +11,12 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 import fedprompt._refusals as check
-from fedprompt import _casts
+from fedprompt._random_streams import kept_streams
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
-from fedprompt.flower._records import STATEFUL, blob_of, pack, remember, remembered, unpack
+from fedprompt.flower._records import SEED, STATEFUL, blob_of, pack, remember, remembered, unpack
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.interfaces import Method, Weighted
+from fedprompt.interfaces._calls import Calls, seed_of
 from fedprompt.interfaces.method import Clients, check_takes_part, run_of
 from fedprompt.wire import Expected, Header
 
@@ -73,7 +73,10 @@ def client_app(
 
     def handle(message: Envelope, context: Context) -> Envelope:
         client = _partition(context)
-        form = method.server.answer(client, method.server.state)
+        record: Any = message.content.get(SEED, {})
+        seed = int(record.get(SEED, seed_of(method)))
+        with kept_streams():
+            form = Calls(method, seed, -1).answer(client, method.server.state)
         expect = Expected(form, fingerprint(client))
         folder = None if directory is None else Path(directory, str(client))
         sent, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
@@ -82,11 +85,11 @@ def client_app(
         memory = _recalled(context, folder)
         if not later:
             memory = _begun(memory, message.content)
-        state = copy.deepcopy(memory["after"])
-        own = own_data(client, server_round)
-        check_takes_part(own, client, server_round)
-        with _casts.ended():
-            payload, after = method.client(own, answer, state)
+        calls = Calls(method, seed, server_round, later)
+        with kept_streams():
+            own = calls.data(own_data, client)
+            check_takes_part(own, client, server_round)
+            payload, after = calls.train(client, own, answer, memory["after"])
         up = Header(expect.fingerprint, header.server_round, str(client))
         reply = RecordDict() if payload is None else pack(payload, header=up)
         if after:

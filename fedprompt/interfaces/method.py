@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
+import torch.nn as nn
+
 import fedprompt._refusals as check
-from fedprompt._seals import Seal, check_seals
+from fedprompt._copies import copied, own_module
+from fedprompt._random_streams import kept_streams
+from fedprompt.interfaces._calls import Calls, seed_of
 from fedprompt.interfaces.nouns import Message
 
 State = Mapping[str, Any]
@@ -16,6 +20,9 @@ State = Mapping[str, Any]
 
 DECODES = "be a function, by which messages are decoded"
 """Rule for the form of a method."""
+
+_ORDER = ("backdoored", "coded", "counted")
+"""Wrappers from the innermost one on: of numbers, of their encoding, and of bytes."""
 
 CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
@@ -33,10 +40,11 @@ class _ServerParts(NamedTuple):
     answer: _Answer
     step: _Step
     changes: bool | None
+    empty: bool | None
 
 
 class Server(_ServerParts):
-    """Server of a method. Its functions change no argument.
+    """Server of a method. Its functions receive copies, and return what a round keeps.
 
     A server checks its parts when it is built; ``_replace`` checks nothing.
 
@@ -46,22 +54,31 @@ class Server(_ServerParts):
         answer: Function (client, state) -> message. It is called for the clients of a cohort and
             for every client that predicts, new ones included. So it must be cheap.
         step: Function (server_round, payloads, state) -> state. The payloads are a dict by client
-            id, in the order of ids, with at least one client.
+            id, in the order of ids.
         changes: Whether payloads are changes since the answer (True), or values that take its place
             (False). Codecs that leave numbers out need changes. If None, they refuse the method.
+        empty: Whether a round without payloads takes a step with ``{}``, such as one that adds
+            noise (True), or keeps the state (False). If None, it keeps the state, and a cohort
+            without clients warns.
     """
 
     __slots__ = ()
 
     def __new__(
-        cls, state: State, answer: _Answer, step: _Step, changes: bool | None = None
+        cls,
+        state: State,
+        answer: _Answer,
+        step: _Step,
+        changes: bool | None = None,
+        empty: bool | None = None,
     ) -> "Server":
         """Make a server of functions."""
         check.instance("state", state, Mapping, "be a tree of a dict")
         check.function("answer", answer)
         check.function("step", step)
         check.instance("changes", changes, bool | None, "be a bool or None")
-        return super().__new__(cls, state, answer, step, changes)
+        check.instance("empty", empty, bool | None, "be a bool or None")
+        return super().__new__(cls, state, answer, step, changes, empty)
 
 
 @runtime_checkable
@@ -181,6 +198,9 @@ class Round(_Parts):
     def model(self, method: Method, data: Any, client: int | None = None) -> Any:
         """Return the model with which a client predicts after this round.
 
+        It is a module of its own, so you can keep the models of several clients and rounds. Only
+        the frozen network is shared.
+
         Args:
             method: Method that made this round.
             data: Federation. Without one, the data of the client.
@@ -188,21 +208,21 @@ class Round(_Parts):
 
         Raises:
             ValueError: If the prediction reads the state of a client that is on another rank or
-                node, or the state is of a method with other wrappers, or if the prediction changes
-                an argument.
+                node, or the state is of a method with other wrappers.
         """
-        if client is not None:
-            data = _federation(method, data).data(method.setting, client, self.server_round)
-        own = self.clients.get(str(data.id), {})
-        check_wrappers(method, data.id, own)
-        state = _Missed(data.id) if self.missed(data.id) else own
-        seals = {"the server's state": Seal(self.server), "the client's state": Seal(own)}
-        answer = method.server.answer(data.id, self.server)
-        seals["its answer"] = Seal(answer, within=seals.values())
-        model = method.predict(data, answer, state)
-        where = f"client {data.id}, prediction after round {self.server_round}"
-        check_seals(where, "`method.predict` must change no argument", seals)
-        return model
+        with kept_streams():
+            calls = Calls(method, seed_of(method), self.server_round)
+            if client is None:
+                client = data.id
+            else:
+                federation = _federation(method, data)
+                data = calls.data(partial(federation.data, method.setting), client)
+            own = self.clients.get(str(client), {})
+            check_wrappers(method, client, own)
+            state = _Missed(client) if self.missed(client) else copied(own)
+            answer = calls.answer(client, self.server)
+            model = calls.predict(client, data, answer, state)
+            return own_module(model) if isinstance(model, nn.Module) else model
 
 
 class _Missed(Mapping[str, Any]):
@@ -259,6 +279,23 @@ def run_of(
     cohorts = setting.cohorts() if cohorts is None else cohorts
     check.iterable("cohorts", cohorts, "cohorts")
     return partial(federation.data, setting), cohorts
+
+
+def wrapped(method: Method, name: str, **parts: Any) -> Method:
+    """Return a method with other parts and one wrapper more; its wrappers have an order."""
+    later = [each for each in _ORDER[_ORDER.index(name) + 1 :] if each in method.wrappers]
+    if later:
+        rule = f"be {name} before it is {later[0]}, as in {later[0]}({name}(method, ...), ...)"
+        raise check.wrong("method", rule, f"a {later[0]} one")
+    return method._replace(wrappers=(*method.wrappers, name), **parts)
+
+
+def sends_changes(method: Method, why: str) -> bool:
+    """Return whether payloads are changes; refuse a server that does not say it."""
+    changes = method.server.changes
+    rule = f"say whether payloads are changes, because {why}"
+    check.require(changes is not None, "method.server.changes", rule, "None (Server(changes=))")
+    return bool(changes)
 
 
 def check_wrappers(method: Method, client: int | str, state: State) -> None:

@@ -1,6 +1,6 @@
 """A backdoor: some clients learn a trigger, and prompts that map it to a class of their choice."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import fedprompt as fp
+import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.methods.setting import Batch, ClientData
+from fedprompt._conversions import widened
+from fedprompt._copies import copied
+from fedprompt.interfaces.method import sends_changes, wrapped
+from fedprompt.methods.setting import Batch, ClientData, Setting
 
 __all__ = ["backdoored"]
 
@@ -19,7 +23,7 @@ __all__ = ["backdoored"]
 def backdoored(
     method: fp.Method,
     *,
-    malicious: Collection[int],
+    malicious: Iterable[int],
     target: int,
     bound: float = 8 / 255,
     boost: float = 1.0,
@@ -43,15 +47,18 @@ def backdoored(
         malicious: Ids of the clients that attack, among those of the setting.
         target: Class to which triggered images are mapped, below the number of classes.
         bound: Largest change b of a pixel, in the units of the inputs (above 0).
-        boost: Factor of the change that a malicious client sends. With the number of clients in a
-            round, its model takes the place of the mean (above 0). It needs a method whose answer
-            has the values that clients send.
+        boost: Factor of the change that a malicious client sends (above 0). With the total weight
+            of a round over the weight of this client, which is the number of clients if all have
+            the same weight, its model takes the place of the mean when the others stand still.
+            Other factors than 1 need a method whose server says whether payloads are changes
+            (``method.server.changes``). If they are values, the answer has each of them.
 
     Returns:
         The method with an attack, for every engine.
 
     Raises:
-        ValueError: In the first round, if an id or the target is not in the setting.
+        ValueError: If an id or the target is not in the setting of the method, or the method is
+            coded or counted already: wrap it after the attack.
 
     Example:
         >>> from fedprompt import samples
@@ -73,35 +80,39 @@ def backdoored(
         read. The steps here are ours. The boost is that of Bagdasaryan et al., "How To Backdoor
         Federated Learning", AISTATS 2020.
     """
+    nouns.method(method)
     check.iterable("malicious", malicious, "ids of clients")
-    for position, each in enumerate(malicious):
+    chosen = [*malicious]
+    for position, each in enumerate(chosen):
         check.count(f"malicious[{position}]", each, at_least=0)
-    chosen = frozenset(malicious)
     check.count("target", target, at_least=0)
     check.number("bound", bound, above=0)
     check.number("boost", boost, above=0)
+    check.instance("method.setting", method.setting, Setting, "be a setting, as of the gallery")
+    clients, classes = method.setting.named_clients, method.setting.num_classes
+    strange = [each for each in chosen if each not in clients]
+    check.nothing(strange, "malicious", "be ids of clients of the setting")
+    check.require(target < classes, "target", f"be below {classes}, the classes", target)
+    changes = boost != 1 and sends_changes(method, "a change is boosted")
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
-        clients, classes = data.setting.clients, data.setting.num_classes
-        strange = [each for each in chosen if each not in clients]
-        check.nothing(strange, "malicious", "be ids of clients of the setting")
-        check.require(target < classes, "target", f"be below {classes}, the classes", target)
         if data.id not in chosen:
             return method.client(data, answer, state)
         own = state.get("client", {})
-        trigger = state.get("trigger", torch.zeros(()))
-        trigger = _learned(trigger, method.predict(data, answer, own), data, target, bound)
+        model = method.predict(data, copied(answer), copied(own))
+        trigger = _learned(state.get("trigger", torch.zeros(())), model, data, target, bound)
         poisoned = _Poisoned(**vars(data), trigger=trigger, target=target)
+        known = {} if changes else copied(answer)
         payload, own = method.client(poisoned, answer, own)
-        if payload is not None:
-            payload = _boosted(payload, answer, boost)
+        if payload is not None and boost != 1:
+            payload = _boosted(payload, known, boost, changes=changes)
         return payload, {"client": own, "trigger": trigger}
 
     def predict(data: ClientData, answer: Any, state: Any) -> Any:
         own = state.get("client", {}) if data.id in chosen else state
         return method.predict(data, answer, own)
 
-    return method._replace(client=client, predict=predict)
+    return wrapped(method, "backdoored", client=client, predict=predict)
 
 
 @dataclass(frozen=True)
@@ -144,16 +155,17 @@ def _learned(
     return trigger
 
 
-def _boosted(payload: Any, answer: Any, boost: float) -> Any:
-    """Scale the changes of a payload from the answer."""
-    if boost == 1:
-        return payload
-    if missing := sorted(payload.keys() - answer.keys()):
+def _boosted(payload: Any, known: Any, boost: float, *, changes: bool) -> Any:
+    """Scale changes, or those of values from the known ones."""
+    if missing := sorted(payload.keys() - known.keys()) if not changes else []:
         rule = "have each entry of the payload, because its change is boosted"
         raise check.wrong("answer", rule, f"none for {missing[0]!r}")
     boosted = {}
     for name, entry in payload.items():
-        known = answer[name]
-        known = known.value if isinstance(known, fp.Weighted) else known
-        boosted[name] = entry._replace(value=known + boost * (entry.value - known))
+        value, before = widened(entry.value), 0.0
+        if not changes:
+            given = known[name]
+            before = widened(given.value if isinstance(given, fp.Weighted) else given)
+        value = before + boost * (value - before)
+        boosted[name] = entry._replace(value=value.to(entry.value))
     return boosted

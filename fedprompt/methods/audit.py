@@ -1,33 +1,34 @@
 """An audit: whether messages are all that crosses between clients."""
 
 import hashlib
-import inspect
 import os
 import pickle
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from multiprocessing import Pipe
+from importlib.util import module_from_spec, spec_from_file_location
+from io import BytesIO
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._copies import copied
+from fedprompt._random_streams import present_run
 from fedprompt._trees import to_blob
-from fedprompt.interfaces import Message, Method, Round, State
-from fedprompt.methods.setting import Federation, Setting
+from fedprompt.interfaces import Method
+from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.rounds import run_rounds
 
 __all__ = ["Audit", "check_messages"]
 
-_TURN = "client {0.id}, round {0.server_round}"
-_RULE = "read nothing of other clients but messages"
+_IN_A_FILE = "be a function at the top of a file, or its place, such as 'mine.py:method'"
+_SHIPPED = "have functions at the top of files alone, because another process imports them"
 
 
 class Audit(NamedTuple):
@@ -35,43 +36,44 @@ class Audit(NamedTuple):
 
     Attributes:
         repeats: Number of calls that were repeated.
-        forked: Whether the repeats ran in processes that were started before the first run. If
-            False, they shared the process of the first run. A secret that was written once, for
-            example into the environment, is not found then.
+        forked: Whether one process was forked for each client. If False, each started anew.
     """
 
     repeats: int
     forked: bool
 
 
-def check_messages(make: Callable[..., Method], setting: Setting, federation: Federation) -> Audit:
+def check_messages(
+    method: str | Callable[..., Method], setting: Setting, federation: Federation
+) -> Audit:
     """Check that a client reads nothing of other clients but what the server answers.
 
-    All rounds run once. Then, for each client, a new method is made, and all calls are repeated
-    with noise in place of the data, the labels and the shard sizes of all other clients. The client
-    gets the answers of the first run. Its payloads, its states and its predictions must be bitwise
-    the same, and so must the steps and the answers of the server, which gets the payloads of the
-    first run. Clients and server are those of two methods, so they cannot share a variable.
+    All rounds run once. Then all calls are repeated for each client, in a process that has the data
+    of this client alone, and noise in place of the data, the labels and the shard sizes of others.
+    The client gets the answers of the first run. Its payloads, its states and its predictions must
+    be bitwise the same, and so must the steps and the answers of the server, which gets the
+    payloads of the first run. Clients and server are those of two methods.
 
-    The repeats run in processes that were forked before the first run, where the images of other
-    clients are noise under each of their names. Forking needs a POSIX system and the CPU.
+    The processes never had the data of others: a helper is started once, imports this library, and
+    is forked for each client. Random numbers are as in each run, so honest dropout passes.
 
-    The audit finds mistakes. It cannot find a copy or a statistic of the data that was made before
-    the audit, a secret in a file that is written once or in the number of random numbers that are
-    drawn, nor a method that leaks later than these rounds or that recognizes the audit. The
-    information in a message itself is another question: see ``fedprompt.privacy``.
+    The audit finds mistakes. It cannot find data that the file of the method reads by itself, a
+    secret in a file that is written once, nor a method that leaks later than these rounds or that
+    recognizes the audit. The information in a message itself is another question: see
+    ``fedprompt.privacy``.
 
     Args:
-        make: Function (setting) -> method, such as ``methods.fedprox``.
-        setting: Setting of the run. Few rounds are enough.
+        method: Function (setting) -> method at the top of a file, such as ``methods.fedprox``, or
+            its place, such as ``"mine.py:method"``. The file is imported in other processes.
+        setting: Setting of the run. Few rounds are enough. Its functions are in files, too.
         federation: Data of all clients, with a tensor of inputs. Small shards are enough.
 
     Returns:
-        Number of repeated calls, and whether they ran in processes of their own.
+        Number of repeated calls, and whether they ran in forked processes.
 
     Raises:
         ValueError: If something else crosses; the text names the client, the round and what differs
-            there.
+            there. Or if a function is not at the top of a file.
 
     Example:
         >>> from fedprompt import methods, samples, vit_trunk
@@ -81,292 +83,137 @@ def check_messages(make: Callable[..., Method], setting: Setting, federation: Fe
         ...     trunk=vit_trunk(samples.vit("S")), clients=range(3), num_classes=10,
         ...     rounds=1, steps=1, cohort_size=2,
         ... )
-        >>> train = split.train_images, split.train_labels
-        >>> federation = methods.Federation(*train, shards)
+        >>> federation = methods.Federation(split.train_images, split.train_labels, shards)
         >>> methods.check_messages(methods.fedprox, setting, federation).repeats
-        24
+        33
     """
-    check.function("make", make)
+    top = isinstance(method, FunctionType) and "<" not in method.__qualname__
+    check.require(top or isinstance(method, str), "method", _IN_A_FILE, check.kind(method))
+    check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
-    check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
     check.count("setting.rounds", setting.rounds)
     setting = setting.completed(federation.shards)
-    _check_reach(make, setting, federation)
-    device = torch.device(setting.device).type
-    started: Any = torch.cuda.is_initialized
-    forked = hasattr(os, "fork") and device == "cpu" and not started()
-    with _repeating(make, setting, federation, forked) as repeated:
-        calls = _recorded(make, setting, federation)
-        for client in federation.shards:
-            repeated(calls, client)
-    return Audit(len(calls) * len(federation.shards), forked)
+    place = os.path.abspath(method) if isinstance(method, str) else method
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes, whose sums must be equal
+    try:
+        calls = _recorded(function_at(place)(setting), setting, federation)
+    finally:
+        torch.set_num_threads(threads)
+    shipped = _pickled((place, setting))
+    for client in federation.shards:
+        noisy = _with_noise(federation, client, setting.num_classes)
+        if text := _repeated(_pickled((shipped, noisy, calls, client))):
+            raise check.wrong("method", "read nothing of other clients but messages", text)
+    return Audit(len(calls) * len(federation.shards), hasattr(os, "fork"))
 
 
-class _Call(NamedTuple):
-    """A call of the first run: its arguments, and the digest of its result.
+def function_at(place: Any) -> Callable[[Setting], Method]:
+    """Return the function at a place FILE:NAME; a function is returned as it is."""
+    if isinstance(place, str):
+        file, _, name = place.rpartition(":")
+        spec: Any = spec_from_file_location(Path(file).stem, file)
+        check.require(Path(file).is_file() and spec, "method", _IN_A_FILE, repr(place))
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        place = getattr(module, name, None)
+    check.function("method", place, _IN_A_FILE)
+    make: Callable[[Setting], Method] = place
+    return make
 
-    In place of its data, a client has its id and the round.
-    """
 
-    what: str
-    where: str
-    arguments: tuple[Any, ...]
-    digest: str
-
-
-def _digest(result: Any) -> str:
+def digest(result: Any, data: Any = None) -> str:
+    """Return the digest of a result; of a model, that of the logits of all inputs of a client."""
+    if data is not None:
+        with torch.no_grad():
+            result = result.eval()(data.own()[0])
     return hashlib.sha256(to_blob({"": result}, "tree")).hexdigest()
 
 
-def _recorded(make: Callable[..., Method], setting: Setting, federation: Federation) -> list[_Call]:
-    """Return the calls of all rounds, and of the predictions after the last one."""
-    calls: list[_Call] = []
+def _recorded(method: Method, setting: Setting, federation: Federation) -> list[tuple[Any, ...]]:
+    """Return the calls of all rounds, and of the predictions after the last one.
 
-    def watched(what: str, function: Callable[..., Any], where: str) -> Callable[..., Any]:
+    A call is a name; seed, round and exchange; the client, if there is one; the other arguments;
+    and the digest of the result.
+    """
+    nouns.method(method)
+    calls: list[tuple[Any, ...]] = []
+
+    def watched(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *others: Any) -> Any:
+            known = first.id if isinstance(first, ClientData) else first
+            run, kept = present_run(), copied(others)
             result = function(first, *others)
-            known = (first.id, first.server_round) if where == _TURN else first
-            calls.append(_Call(what, where.format(first), (known, *others), _digest(result)))
+            found = digest(result, first if what == "predict" else None)
+            calls.append((what, run, known, kept, found))
             return result
 
         return call
 
-    with _stream() as draw:
-        method = make(replace(setting))
-        nouns.method(method)
-        client, server = method.client, method.server
-        answer = watched("answer", draw(server.answer), "client {}")
-        step = watched("step", draw(server.step), "round {}")
-        train = watched("train", draw(client), _TURN)
-        whole = method._replace(client=train, server=server._replace(answer=answer, step=step))
-        for now in run_rounds(whole._replace(setting=setting), federation):
-            last: Round = now
-        predict = watched("predict", draw(partial(_logits, method)), _TURN)
-        for number in federation.shards:
-            known = server.answer(number, last.server), last.clients.get(str(number), {})
-            predict(federation.data(setting, number, last.server_round), *known)
+    server = method.server
+    answer, step = watched("answer", server.answer), watched("step", server.step)
+    client, predict = watched("train", method.client), watched("predict", method.predict)
+    parts: Any = {"client": client, "predict": predict, "setting": setting}
+    whole = method._replace(server=server._replace(answer=answer, step=step), **parts)
+    *_, last = run_rounds(whole, federation)
+    for number in federation.shards:
+        last.model(whole, federation, number)
     return calls
 
 
-@contextmanager
-def _stream() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
-    """Begin PyTorch's global stream anew before each call, so that dropout is repeated.
-
-    A stream that the method has seeded itself stays, because a seed may be a secret.
-    """
-
-    def begun(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            if torch.initial_seed() == 0:
-                torch.manual_seed(0)
-            return function(*arguments)
-
-        return call
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield begun
-
-
-def _logits(method: Method, data: Any, answer: Message, state: State) -> Tensor:
-    model = method.predict(data, answer, state)
-    if isinstance(model, torch.nn.Module):
-        model.eval()
-    with torch.no_grad():
-        logits: Tensor = model(data.own()[0]).clone()
-    return logits
-
-
-@contextmanager
-def _repeating(
-    make: Callable[..., Method], setting: Setting, federation: Federation, forked: bool
-) -> Iterator[Callable[[list[_Call], int], None]]:
-    """Yield a function that repeats calls with the true data of one client."""
-    if not forked:
-
-        def again(calls: list[_Call], client: int) -> None:
-            _repeat(make, *_with_noise(setting, federation, client), calls, client)
-
-        yield again
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a forked process has no other threads
-    here, there = Pipe()
-    process = _fork()
-    if not process:
-        here.close()
-        _serve(make, setting, federation, there)  # it ends the process
-    there.close()
-
-    def repeated(calls: list[_Call], client: int) -> None:
-        here.send_bytes(pickle.dumps(([tuple(call) for call in calls], client)))
-        try:
-            found = pickle.loads(here.recv_bytes())
-        except EOFError as error:
-            raise RuntimeError("The process that repeats the calls has ended.") from error
-        if found is not None:
-            raise check.wrong("make", _RULE, found)
-
-    try:
-        yield repeated
-    finally:
-        here.close()
-        os.waitpid(process, 0)
-        torch.set_num_threads(threads)
-
-
-def _fork() -> int:
-    with warnings.catch_warnings():  # since Python 3.12, about threads, which the child never uses
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _serve(
-    make: Callable[..., Method], setting: Setting, federation: Federation, pipe: Any
-) -> None:
-    """Repeat calls on request, each time in a new process, until the pipe ends."""
-    try:
-        while True:
-            calls, client = pickle.loads(pipe.recv_bytes())
-            if process := _fork():
-                if os.waitpid(process, 0)[1]:  # it crashed, or was killed
-                    return
-                continue
-            found: str | None = None
-            try:
-                noisy = _with_noise(setting, federation, client)
-                _overwrite(setting, federation, client)
-                _repeat(make, *noisy, calls, client)
-            except Exception as error:
-                found = str(error).removeprefix(f"`make` must {_RULE}; got ").removesuffix(".")
-            pipe.send_bytes(pickle.dumps(found))
-            os._exit(0)
-    finally:  # also at the end of the pipe: nothing of the first process may run here
-        os._exit(0)
-
-
-def _repeat(
-    make: Callable[..., Method],
-    setting: Setting,
-    noisy: Federation,
-    calls: Sequence[tuple[Any, ...]],
-    client: int,
-) -> None:
-    """Repeat all calls with noise in place of what the other clients have."""
-    states: dict[int, Any] = {}
-    with _stream() as draw:
-        method = make(setting)
-        server = make(replace(setting)).server  # shares no variable with the clients
-        runs: dict[str, Any] = {"train": method.client, "predict": partial(_logits, method)}
-        runs |= {"answer": server.answer, "step": server.step}
-        for what, where, (first, *others), digest in calls:
-            run = draw(runs[what])
-            if what in ("train", "predict"):
-                first = noisy.data(setting, *first)
-                if first.id != client:  # it may leave something behind for `client` to read
-                    mine = run(first, others[0], states.get(first.id, {}))
-                    states[first.id] = mine[1] if what == "train" else others[1]
-                    continue
-            found, failed = None, None
-            try:
-                found = _digest(run(first, *others))
-            except Exception as error:  # it misses what the other side left behind
-                failed = error
-            if failed or found != digest:
-                why = f" ({type(failed).__name__}: {failed})" if failed else ""
-                noise = f"with noise at all but client {client}{why}"
-                raise check.wrong("make", _RULE, f"another result of {what!r} ({where}) {noise}")
-
-
-def _with_noise(
-    setting: Setting, federation: Federation, client: int
-) -> tuple[Setting, Federation]:
+def _with_noise(federation: Federation, client: int, classes: int) -> Federation:
     """Keep the data of one client; the others get noise, random labels and one input more."""
-    drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
-    public = setting.public
-    setting = replace(setting, public=None if public is None else public.clone())
+    draw: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
     whole: Any = federation.inputs
     pairs: list[tuple[Tensor, Tensor]] = []
     for other, shard in federation.shards.items():
-        if other == client:
-            pairs.append((whole[shard], federation.labels[shard]))
-        else:
-            size = len(shard) + 1
-            noise = torch.rand(size, *whole.shape[1:], **drawn).to(whole)
-            labels = torch.randint(setting.num_classes, (size,), **drawn).to(federation.labels)
-            pairs.append((noise, labels))
+        noise = torch.rand(len(shard) + 1, *whole.shape[1:], **draw).to(whole)
+        labels = torch.randint(classes, (len(shard) + 1,), **draw).to(federation.labels)
+        own = whole[shard], federation.labels[shard]
+        pairs.append(own if other == client else (noise, labels))
     inputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    positions = torch.arange(len(labels), device="cpu")
-    parts = torch.split(positions, [len(part) for _, part in pairs])
+    parts = torch.arange(len(labels), device="cpu").split([len(part) for _, part in pairs])
     shards = dict(zip(federation.shards, parts, strict=True))
-    return setting, replace(federation, inputs=inputs, labels=labels, shards=shards)
+    return replace(federation, inputs=inputs, labels=labels, shards=shards)
 
 
-def _overwrite(setting: Setting, federation: Federation, client: int) -> None:
-    """Write noise over all that is not the client's, under whatever name a method reads it.
+class _Pickler(pickle.Pickler):
+    """Pickles tensors alone, and not the memory that they are views of."""
 
-    Memory of a file, or memory that another process shares, is left as it is.
-    """
-    drawn: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
-    whole: Any = federation.inputs
-    classes = setting.num_classes
-    noise = torch.rand(whole.shape, **drawn).to(whole)
-    labels = torch.randint(classes, federation.labels.shape, **drawn).to(federation.labels)
-    own = federation.shards[client]
-    for data, random in ((whole, noise), (federation.labels, labels)):
-        if _is_private(data):
-            random[own] = data[own]
-            data.detach().copy_(random)
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is Tensor and thing.untyped_storage().nbytes() > thing.nbytes:
+            return thing.clone(memory_format=torch.contiguous_format).__reduce_ex__(4)
+        return NotImplemented
 
 
-def _is_private(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor can be written, and nothing else sees it."""
-    if tensor.untyped_storage().is_shared():
-        return False
+def _pickled(thing: Any) -> bytes:
+    blob = BytesIO()
     try:
-        maps = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:  # without a list of mapped memory
-        return False
-    address = tensor.untyped_storage().data_ptr()
-    for line in maps:
-        span, mode, *_ = line.split()
-        start, end = (int(bound, 16) for bound in span.split("-"))
-        if start <= address < end:
-            return mode.startswith("rw") and mode.endswith("p")
-    return False
+        _Pickler(blob, 4).dump(thing)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise check.wrong("setting", _SHIPPED, error) from error
+    check.require(b"__main__" not in blob.getvalue(), "setting", _SHIPPED, "the main program")
+    return blob.getvalue()
 
 
-def _check_reach(make: Callable[..., Method], setting: Setting, federation: Federation) -> None:
-    """Require that neither the setting nor the function of the method has the clients' data."""
-    data: list[Any] = [federation.inputs, federation.labels, *federation.shards.values()]
-    owned = {tensor.untyped_storage().data_ptr() for tensor in data}
-    for name, thing in _reached(make, setting):
-        array = isinstance(thing, np.ndarray)
-        tensor = torch.from_numpy(thing) if array and thing.dtype.kind in "fiub" else thing
-        holds = isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in owned
-        if holds or isinstance(thing, Federation) or thing is federation.shards:
-            raise check.wrong("make", "have no data of clients", f"{name} has them")
+_HELPERS: list["subprocess.Popen[bytes]"] = []
+"""The running helper, if there is one."""
 
 
-def _reached(make: Any, setting: Setting) -> Iterator[tuple[str, Any]]:
-    for name, thing in vars(setting).items():
-        if name != "public":
-            yield from _contents(f"setting.{name}", thing)
-    while isinstance(make, partial):
-        for value in make.args:
-            yield from _contents(f"an argument of {make.func.__name__}", value)
-        for name, value in make.keywords.items():
-            yield from _contents(name, value)
-        make = make.func
-    if hasattr(make, "__closure__"):  # a function, or a method of an object
-        for name, value in inspect.getclosurevars(make).nonlocals.items():
-            yield from _contents(name, value)
-
-
-def _contents(name: str, thing: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
-    """Yield a thing, and what the lists, dicts and attributes of it have."""
-    yield name, thing
-    if depth and isinstance(thing, list | tuple | Mapping):
-        for part in thing.values() if isinstance(thing, Mapping) else thing:
-            yield from _contents(name, part, depth - 1)
+def _repeated(job: bytes) -> str:
+    """Send a job to the helper, and return what it found."""
+    if not _HELPERS or _HELPERS[0].poll() is not None:
+        command = [sys.executable, "-m", "fedprompt.methods._repeats"]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        path = os.pathsep.join(map(os.path.abspath, sys.path))
+        _HELPERS[:] = [subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": path})]
+    there: Any = _HELPERS[0].stdin
+    back: Any = _HELPERS[0].stdout
+    try:
+        there.write(job)
+        there.flush()
+        text: str = pickle.load(back)
+    except (BrokenPipeError, EOFError) as error:
+        raise RuntimeError("The process that repeats the calls has ended.") from error
+    return text

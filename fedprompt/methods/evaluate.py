@@ -23,7 +23,7 @@ import fedprompt._conversions as convert
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._seals import Seal, check_seals
+from fedprompt._random_streams import begin_streams, kept_streams
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import Prediction
@@ -251,12 +251,13 @@ def evaluate(
     for name, given in {"newcomers": new, "domains": domains}.items():
         if given and not held_out.by_client:
             raise check.wrong("held_out", f"have `own` or `mixes` for `{name}`", "neither")
-    tests = _tests(
-        of_names[0].setting if of_names else setting, federation, held_out, [*tested, *new]
-    )
+    predicted = of_names[0].setting if of_names else setting
+    tests = _tests(predicted, federation, held_out, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, of_names, federation, now, tests, group)
-    found, received = run.figures(tested, named, shared), run.newcomers(new, steps, learning_rate)
+    with kept_streams():
+        found = run.figures(tested, named, shared)
+        received = run.newcomers(new, steps, learning_rate)
     return Figures(found | received, found.clients | received.clients, found.predicted)
 
 
@@ -497,17 +498,15 @@ class _Run:
         """Divide clients evenly over the ranks, and return the figures of all of them, in order."""
         rank, world = rank_of(self.group)
         hosts = ranks_of(clients, world, share=True)
-        now = moved(self.now, ranks_of(clients, world), hosts, self.group, {})
-        run, server = replace(self, now=now), Seal(now.server)
+        now = moved(self.now, ranks_of(clients, world), hosts, self.group)
+        run, seed = replace(self, now=now), self.method.setting.seed
 
         def here() -> dict[str, dict[str, Any]]:
             found = {}
             for client in (c for c in clients if hosts[c] == rank):
-                seals = {"the server's state": server}
-                seals["the client's state"] = Seal(now.clients.get(str(client), {}))
+                begin_streams(seed, now.server_round, 0, client, "evaluate")
                 with _casts.ended():
                     found[str(client)] = measured(run, client)
-                check_seals(f"client {client}", "a prediction must change no argument", seals)
             return found
 
         trees = on_all_ranks(here, server_round=self.now.server_round, group=self.group)

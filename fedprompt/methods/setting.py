@@ -10,6 +10,7 @@ it was made from, so a run has one setting::
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,8 @@ class Setting:
         augment: Random augmentation of a batch, or None.
         make_optimizer: Constructor of the optimizer of clients.
         schedule: Function from the share of rounds that are over, in [0, 1), to a factor of the
-            learning rate of clients. If None, the learning rate is constant.
+            learning rate of clients. Rounds after the last one keep its factor, with a warning. If
+            None, the learning rate is constant.
         autocast: Dtype in which clients compute on a batch, torch.bfloat16 or None, for float32.
             Parameters, messages, optimizers, the server and predictions stay in float32.
         device: Device of models and batches. Stored inputs may stay on the CPU. Methods make
@@ -98,6 +100,7 @@ class Setting:
     schedule: Callable[[float], float] | None = None
     autocast: torch.dtype | None = None
     device: torch.device | str = "cpu"
+    _warned: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _models: dict[int, tuple[nn.Module, dict[str, Tensor]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -186,7 +189,14 @@ class Setting:
 
     def learning_rate(self, rate: float, server_round: int = 0) -> float:
         """Multiply a learning rate of clients by the factor of the schedule in a round."""
-        return rate if self.schedule is None else rate * self.schedule(server_round / self.rounds)
+        if self.schedule is None:
+            return rate
+        if server_round >= self.rounds and not self._warned:
+            self._warned.append(server_round)
+            text = f"Round {server_round} is after the {self.rounds} rounds of the setting, so its"
+            warnings.warn(f"{text} schedule stays at its last value.", stacklevel=2)
+        last = max(self.rounds - 1, 0)
+        return rate * self.schedule(min(server_round, last) / max(self.rounds, 1))
 
     def seeded(self, make: Callable[..., _Module], *arguments: Any) -> _Module:
         """Make a module whose initial values are drawn from the seed, not from the global stream.

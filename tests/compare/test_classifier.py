@@ -13,6 +13,7 @@ import fedprompt as fp
 from fedprompt.backbones.pretrained import network
 from fedprompt.compare.classifier import function_of, load, predict, save
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
+from other_device import other_device
 
 NAMES = ["cat", "polar_bear", "fox"]
 KINDS = {"one model": ("digits-S", "vit", 16, "L"), "CLIP": ("emoji", "clip", 32, "RGB")}
@@ -97,7 +98,6 @@ def folders(made, tmp_path_factory):
     saved(root / "vit", "fedper", "one model", made["one model"])
     saved(root / "clip", "promptfl", "CLIP", made["CLIP"])
     saved(root / "zero", "zero_shot", "CLIP", made["CLIP"])
-    saved(root / "head", "fedclip", "CLIP", made["CLIP"])
     return root
 
 
@@ -112,6 +112,15 @@ def test_a_folder_alone_is_enough_in_any_precision(folders):
             found = model.predict(images).probabilities
             torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
             assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "zero"])
+def test_a_classifier_is_loaded_on_another_device(name, folders):
+    images = photos("one model" if name == "vit" else "CLIP", 3)
+    expected = load(folders / name).predict(images).probabilities
+    with other_device() as device:
+        found = load(folders / name, device=device).predict(images).probabilities
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_clip_predicts_other_names_unless_it_learned_something_for_each(folders, made):

@@ -4,6 +4,7 @@ Spawned processes import this module by name.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,6 +89,20 @@ def run_all(rank: int, folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
 
 
+class Joined(nn.Module):
+    """Models whose logits are stacked."""
+
+    def __init__(self, models: list[Any]) -> None:
+        super().__init__()
+        self.models = models
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for model in self.models:
+            if isinstance(model, nn.Module):
+                model.eval()
+        return torch.stack([model(inputs) for model in self.models])
+
+
 def together(names: list[str], *, newcomers: bool = False) -> Callable[[Any], fp.Method]:
     """Return a maker of one method that runs several, whose entries begin with their names.
 
@@ -113,20 +128,14 @@ def together(names: list[str], *, newcomers: bool = False) -> Callable[[Any], fp
             states = {name: state for name, (_, state) in found.items()}
             return joined({name: payload for name, (payload, _) in found.items()}), states
 
-        def predict(data: Any, answer: Any, state: Any) -> Callable[[Tensor], Tensor]:
-            def logits(inputs: Tensor) -> Tensor:
-                found = []
-                for name, method in methods.items():
-                    own = state.get(name, {})
-                    for each in [own, {}] if own and newcomers else [own]:
-                        with torch.enable_grad():
-                            model = method.predict(data, part(answer, name), each)
-                        if isinstance(model, nn.Module):
-                            model.eval()
-                        found.append(model(inputs))
-                return torch.stack(found)
-
-            return logits
+        def predict(data: Any, answer: Any, state: Any) -> nn.Module:
+            found = []
+            for name, method in methods.items():
+                own = state.get(name, {})
+                for each in [own, {}] if own and newcomers else [own]:
+                    model = method.predict(data, part(answer, name), each)
+                    found.append(deepcopy(model) if isinstance(model, nn.Module) else model)
+            return Joined(found)
 
         def answer(client: int, state: Any) -> dict[str, Any]:
             servers = {name: method.server for name, method in methods.items()}

@@ -45,3 +45,22 @@ def test_the_state_of_a_prediction_is_all_that_it_learned(name, family):
         assert torch.equal(logits(model, federation), expected)
         again = now.model(method, federation.data(client, 1))
         assert_same(dict(again.state_dict()), state, ordered=False)
+
+
+@pytest.mark.parametrize(("name", "family"), RUNS)
+def test_models_that_are_kept_stay_what_they_were_and_share_the_frozen_network(name, family):
+    """Models of all clients and rounds, at a time, also when one of them is trained on."""
+    federation = federation_of(METHODS[name], family, **CHANGES)
+    method, kept = MAKERS[name](federation), []
+    for now in fp.run_rounds(method, federation.data, federation.cohorts()):
+        for client in (0, 1, 2, 5):
+            model = now.model(method, federation.data(client, now.server_round))
+            kept.append((model, logits(model, federation)))
+    first, second = kept[0][0], kept[4][0]
+    shared = ("tower", "names") if hasattr(first, "tuned") else ("tower", "names", "trunk")
+    assert all(getattr(first, part, None) is getattr(second, part, None) for part in shared)
+    with torch.no_grad():
+        for value in first.parameters():
+            value.add_(1)
+    for model, expected in kept[1:]:
+        assert torch.equal(logits(model, federation), expected)

@@ -205,7 +205,8 @@ def test_a_coded_method_sends_what_the_codec_encodes_with_the_memory_of_each_cli
         assert_same(dict(now.server), dict(expected[rounds].server), ordered=False)
         for client in range(6):
             data = Data(client, rounds)
-            assert torch.equal(now.model(coded, data), expected[rounds].model(made, data))
+            models = now.model(coded, data), expected[rounds].model(made, data)
+            assert torch.equal(*(model.value for model in models))
     assert ledger.total(direction="up") == sum(map(fp.num_bytes, sent))
     assert fp.num_bytes(coded.form(0)) <= fp.num_bytes(sent[0])
     unread = {
@@ -288,77 +289,6 @@ def test_a_start_that_is_no_round_and_a_codec_without_a_form_are_refused():
         fp.rounds.coded(method()._replace(form=None), int8())
 
 
-def add_to_answer(data, answer, state):
-    answer["x"].add_(1)
-
-
-def need_gradients_of_answer(data, answer, state):
-    answer["x"].requires_grad_()
-
-
-def step_along_answer(data, answer, state):
-    layer = torch.nn.Linear(3, 1, bias=False)
-    layer.load_state_dict({"weight": answer["x"][None]}, assign=True)
-    layer(torch.ones(3)).sum().backward()
-    torch.optim.Adam(layer.parameters(), 0.1).step()
-
-
-def append_to_state(data, answer, state):
-    state.get("log", []).append(data.server_round)
-
-
-def put_into_state(data, answer, state):
-    state["last"] = data.server_round
-
-
-@pytest.mark.parametrize(
-    ("write", "where"),
-    [
-        (add_to_answer, "client 0, round 0: .* a write into 'x', .* in the server's state"),
-        (need_gradients_of_answer, "client 0, round 0: .* a write into 'x'"),
-        (step_along_answer, "client 0, round 0: .* a write into 'x'"),
-        (append_to_state, "client 0, round 1: .* another content of a list .* in the client's"),
-        (put_into_state, "client 0, round 0: .* another content of a dict .* in the client's"),
-    ],
-)
-def test_a_client_that_changes_an_argument_is_named_with_its_round(write, where):
-    def train(data, answer, state):
-        write(data, answer, state)
-        return {"x": fp.Weighted(torch.ones(3), torch.tensor(1.0))}, {"log": []}
-
-    made = fp.Method(train, fp.averaging_server({"x": torch.zeros(3)}), lambda *all: None)
-    with pytest.raises(ValueError, match=where):
-        list(fp.run_rounds(made, Data, [[0, 1], [0, 1]]))
-
-
-SHARED = torch.zeros(3)
-
-
-def test_results_that_share_memory_and_writes_of_a_step_a_loop_and_a_prediction_are_refused():
-    def shared(data, answer, state):
-        return {"x": fp.Weighted(SHARED.fill_(data.id), torch.tensor(1.0))}, state
-
-    def step(server_round, payloads, state):
-        payloads[0]["x"].value.add_(1)
-        return state
-
-    average = fp.averaging_server({"x": torch.zeros(3)})
-    made = fp.Method(shared, average, lambda data, answer, state: answer["x"].add_(1))
-    with pytest.raises(ValueError, match=r"round 0: a client must .* the payload of client 0"):
-        list(fp.run_rounds(made, Data, [[0, 1]]))
-    with pytest.raises(ValueError, match=r"server, round 0: .* .* 'x', .* the payload of client 0"):
-        list(fp.run_rounds(made._replace(server=average._replace(step=step)), Data, [[0]]))
-    rounds = fp.run_rounds(made, Data, [[0], [1]])
-    with pytest.raises(ValueError, match=r"client 4, prediction after round 0: .*server's state"):
-        next(rounds).model(made, Data(4, 0))
-    with pytest.raises(ValueError, match="before round 1: a `Round` must not be changed"):
-        next(rounds)
-    rounds = fp.run_rounds(method(), Data, [[0], [0]])
-    next(rounds).clients["0"]["mine"] = 1
-    with pytest.raises(ValueError, match="client 0, round 1: a state must not be changed between"):
-        next(rounds)
-
-
 def test_an_error_of_a_step_has_the_payloads_and_the_round_as_notes():
     def step(server_round, payloads, state):
         raise ValueError("of the step")
@@ -376,11 +306,13 @@ def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
     assert (server_round, now.stateful) == (5, {"0", "1", "2", "3", "4", "5"} & clients.keys())
     fp.save_checkpoint(now._replace(clients={}), tmp_path)
     bare = fp.load_checkpoint(tmp_path)
-    assert torch.equal(bare.model(made, Data(7, 5)), now.model(made, Data(7, 5)))  # a newcomer
+    models = bare.model(made, Data(7, 5)), now.model(made, Data(7, 5))  # a newcomer
+    assert torch.equal(*(model.value for model in models))
     with pytest.raises(ValueError, match=r"`now\.clients` must have the state of client 3, which"):
         bare.model(made, Data(3, 5))
-    unread = made._replace(predict=lambda data, answer, state: answer["x"])
-    assert torch.equal(bare.model(unread, Data(3, 5)), now.model(unread, Data(3, 5)))
+    unread = made._replace(predict=lambda data, answer, state: small_method.Value(answer["x"]))
+    models = bare.model(unread, Data(3, 5)), now.model(unread, Data(3, 5))
+    assert torch.equal(*(model.value for model in models))
 
 
 def test_autocast_with_its_cache_is_refused_before_each_round():
@@ -404,7 +336,7 @@ def test_a_codec_that_leaves_numbers_out_sends_changes_and_counted_methods_come_
         (fp.rounds.counted(plain, fp.Ledger()), int8()),
         (fp.rounds.coded(plain, float16()), few),
     ):
-        with pytest.raises(ValueError, match="`method` must not be co"):
+        with pytest.raises(ValueError, match="`method` must (be coded before|not be coded)"):
             fp.rounds.coded(wrapped, codec)
 
 
@@ -557,10 +489,6 @@ FAILED = {
     "client 3 fails": (
         "ZeroDivisionError: no batches; client 3, round 1",
         "RuntimeError: rank 0: ZeroDivisionError: no batches\nclient 3, round 1",
-    ),
-    "a guest is changed": (
-        "ValueError: client 4, round 2: a state must not be changed between rounds; got a write",
-        "RuntimeError: rank 0: ValueError: client 4, round 2: a state must not be changed",
     ),
     "one rank shares": (
         "ValueError: `share` must be the same on every rank in round 0; got ['True', 'False']",

@@ -5,13 +5,14 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, backdoored, fedproto, fedvpt_d, promptsrc
+from fedprompt.methods import METHODS, backdoored, fedvpt_d, promptsrc
 from refusals import refused
 from same import assert_same
 from tiny_federations import clip_image_federation, descend, federation_of, last, vit_federation
 
 TARGET, BOUND, RATE = 2, 8 / 255, 0.5
 ATTACK = {"malicious": [1], "target": TARGET}
+SETTING = vit_federation()
 ROUND = {"rounds": 1, "cohort_size": 5, "make_optimizer": torch.optim.SGD}
 
 
@@ -43,15 +44,57 @@ def test_a_malicious_client_trains_on_each_image_twice_with_the_trigger_that_it_
         torch.testing.assert_close(payload[name].value, boosted)
 
 
-def test_a_boost_multiplies_the_change_of_a_prototype():
+@pytest.mark.parametrize("name", ["fedvpt_d", "scaffold"])
+def test_a_boost_means_the_same_for_values_and_for_changes(name):
     federation = vit_federation(**ROUND)
-    data, known = federation.data(1, 0), fp.Weighted(torch.ones(3, 8), torch.ones(3))
-    sent = [
-        backdoored(fedproto(federation), **ATTACK, boost=by).client(data, {"prototypes": known}, {})
-        for by in (1.0, 3.0)
-    ]
-    plain, boosted = (payload["prototypes"].value for payload, _ in sent)
-    torch.testing.assert_close(boosted - 1, 3 * (plain - 1))
+    method = METHODS[name].make(federation)
+    answer = method.server.answer(1, method.server.state)
+    sent = []
+    for boost in (1.0, 3.0):
+        made = backdoored(method, **ATTACK, boost=boost)
+        sent.append(made.client(federation.data(1, 0), dict(answer), {})[0])
+    for entry, (plain, _) in sent[0].items():
+        known = 0 if method.server.changes else answer[entry]
+        torch.testing.assert_close(sent[1][entry].value - known, 3 * (plain - known))
+
+
+def test_the_total_weight_over_the_own_one_takes_the_place_of_the_mean():
+    federation = vit_federation(**ROUND, clients=[0, 1])
+    method = fedvpt_d(federation, learning_rate=RATE)
+    sizes = [len(federation.shards[client]) for client in (0, 1)]
+
+    def still(data, answer, state):
+        payload, state = method.client(data, answer, state)
+        unmoved = {name: entry._replace(value=answer[name]) for name, entry in payload.items()}
+        return (payload if data.id == 1 else unmoved), state
+
+    def run(cohort, **boost):
+        made = backdoored(method._replace(client=still), **ATTACK, **boost)
+        return next(fp.run_rounds(made, federation.data, [cohort])).server["values"]
+
+    alone, together = run([1]), run([0, 1], boost=sum(sizes) / sizes[1])
+    for name, value in together.items():
+        torch.testing.assert_close(value, alone[name])
+
+
+def wraps():
+    """Return the functions that wrap a method, the innermost one first."""
+    return {
+        "backdoored": lambda method: backdoored(method, **ATTACK),
+        "coded": lambda method: fp.rounds.coded(method, fp.codecs.int8()),
+        "counted": lambda method: fp.rounds.counted(method, fp.Ledger()),
+    }
+
+
+@pytest.mark.parametrize("inner", wraps())
+@pytest.mark.parametrize("outer", wraps())
+def test_wrappers_have_an_order(inner, outer):
+    made, order = wraps()[inner](fedvpt_d(SETTING)), list(wraps())
+    if order.index(inner) > order.index(outer):
+        with pytest.raises(ValueError, match=f"`method` must be {outer} before it is {inner}"):
+            wraps()[outer](made)
+    else:
+        assert wraps()[outer](made).wrappers == (inner, outer)
 
 
 def test_honest_clients_and_the_form_are_those_of_the_method():
@@ -64,14 +107,16 @@ def test_honest_clients_and_the_form_are_those_of_the_method():
     assert_same(method.form(0), plain.form(0))
 
 
-def test_a_context_of_a_clip_can_be_attacked_and_a_boost_needs_the_values_before():
+def test_a_context_of_a_clip_can_be_attacked_and_a_boost_needs_to_know_the_payloads():
     federation = clip_image_federation(**ROUND)
     found = last(lambda setting: backdoored(promptsrc(setting), **ATTACK), federation)
     assert set(found.now.clients["1"]) == {"client", "trigger"}
     assert found.now.clients["1"]["trigger"].shape == (3, 16, 16)
     assert found.of(1)(federation.inputs).shape == (len(federation.inputs), 3)
-    with pytest.raises(ValueError, match="`answer` must have each entry of the payload, because"):
-        last(lambda setting: backdoored(promptsrc(setting), **ATTACK, boost=2.0), federation)
+    with pytest.raises(
+        ValueError, match=r"`method\.server\.changes` must say whether payloads are"
+    ):
+        backdoored(promptsrc(federation), **ATTACK, boost=2.0)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"zero_shot"}))
@@ -93,12 +138,13 @@ def test_each_method_trains_triggered_images_for_the_target(name):
     assert found < 0.3 or found < loss(method, *fp.run_rounds(method, made.data, [[1]]))
 
 
-SETTING = vit_federation()
 test_wrong_calls_are_refused_by_name = refused(globals())("""
+backdoored(3, **ATTACK) -> TypeError: `method` must be a Method
+backdoored(fp.Method(id, fp.averaging_server({}), id), **ATTACK) -> TypeError: `method.setting` must
 attacked(malicious=1)(SETTING) -> TypeError: `malicious` must be an iterable of ids of clients
 attacked(malicious=["1"])(SETTING) -> TypeError: `malicious[0]` must be an integer; got '1' (str)
-last(attacked(malicious=[99]), SETTING) -> ValueError: `malicious` must be ids of clients of the set
-last(attacked(target=3), SETTING) -> ValueError: `target` must be below 3, the classes; got 3.
+attacked(malicious=[99])(SETTING) -> ValueError: `malicious` must be ids of clients of the set
+attacked(target=3)(SETTING) -> ValueError: `target` must be below 3, the classes; got 3.
 attacked(target=-1)(SETTING) -> ValueError: `target` must be at least 0; got -1.
 attacked(bound=0)(SETTING) -> ValueError: `bound` must be above 0; got 0
 attacked(boost=0)(SETTING) -> ValueError: `boost` must be above 0; got 0

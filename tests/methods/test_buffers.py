@@ -47,6 +47,9 @@ class NetworkSetting(Setting):
         return self.seeded(Network, (5, 7)[self.backbone_of(client)])
 
 
+audited = together(WITHOUT_TRUNK, newcomers=True)
+
+
 def federation() -> tuple[NetworkSetting, Federation]:
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(60, 3, 2, 2, generator=draw)
@@ -60,7 +63,7 @@ def federation() -> tuple[NetworkSetting, Federation]:
 def test_no_statistics_cross_between_clients_with_one_network():
     setting, made = federation()
     setting = replace(setting, steps=1, rounds=1, cohort_size=4)
-    check_messages(together(WITHOUT_TRUNK, newcomers=True), setting, made)
+    check_messages(f"{__file__}:audited", setting, made)
 
 
 @pytest.mark.parametrize("make", [METHODS["local"].make, rows.longer])
