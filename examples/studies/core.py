@@ -216,6 +216,7 @@ class Task:
         processor: Processor of these hours.
         bound: Largest difference of an accuracy between two processors, measured.
         choices: Function from a partition to choices that its paper leaves open.
+        networks: Function (partition, row) -> names of networks whose weights a file can have.
     """
 
     name: str = ""
@@ -234,6 +235,7 @@ class Task:
     processor: str = "one core of the machine of the records"
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
+    networks: Callable[[str, Row], Sequence[str]] = lambda partition, row: ()
     families: Sequence[str] = ("one model",)
     again: Callable[[], "Task"] | None = None
 

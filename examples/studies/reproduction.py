@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Chosen, CompareError, Trial
 from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
+from fedprompt.methods.papers import PRINTED
 from studies import estimate, papers, sets
-from studies.backbones import Make, backbone
+from studies.backbones import Make, backbone, pretrained
 from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
 from studies.division import divide, fewer, only_used, split_shards
 from studies.pipeline import Preparation, flipped
@@ -27,6 +29,8 @@ from studies.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
+SCALED = ("pfedpt",)
+"""Methods that add values of their own to images, whose levels are from -1 to 1."""
 SUPERCLASSES = content("sizes")["superclasses"]["cifar100"]
 NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
@@ -108,6 +112,10 @@ def divided(
     count = len(train.labels)
     public = torch.linspace(0, count - 1, min(count, NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][public])
+    if row.method in SCALED:
+        sides = [side.float() / 127.5 - 1 for side in sides]
+        size = {"size": (setting.image_size,) * 2, "mode": "bilinear", "antialias": True}
+        run = replace(run, prepare=partial(F.interpolate, **size))
     pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     if setting.own_tests:
@@ -248,12 +256,24 @@ def task(paper: str) -> Task:
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
+    functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
+
+    def method(row: papers.PaperRow, trial: Trial) -> fp.Method:
+        taken = functions if row.method == paper else {}
+        with torch.device(trial.setting.device):
+            return row.entry.make(trial.setting, **taken, **row.values)
+
+    def networks(partition: str, row: papers.PaperRow) -> Sequence[str]:
+        return [*filter(pretrained, settings[partition].of(row).backbones)]
+
     return Task(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},
         family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
         rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
+        method=method,
+        networks=networks,
         columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
         causes=causes,
         last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,
