@@ -41,11 +41,7 @@ def pretrained(name: str) -> bool:
 
 
 def backbone(
-    name: str,
-    image_size: int,
-    *,
-    weights: Mapping[str, Path] = NO_FILES,
-    random: bool = False,
+    name: str, image_size: int, *, weights: Mapping[str, Path] = NO_FILES, random: bool = False
 ) -> Backbone:
     """Make a backbone without its head.
 

@@ -148,7 +148,11 @@ def small_setting(family: str) -> tuple[Run, torch.Tensor, float]:
         context = fp.ContextPrompts(tower.dim, length=8)
         run = ClipSetting(tower=tower, class_names=names, length=8, public=None, **budget)
         tokens = torch.rand(2 * EACH, 65, clip.visual.output_dim)
-        return run, tokens, _flops(lambda: tower(fp.prompted_text(context(), tower.class_names(names))))
+        return (
+            run,
+            tokens,
+            _flops(lambda: tower(fp.prompted_text(context(), tower.class_names(names)))),
+        )
     same = budget | {"num_classes": 4, "public": images[:4]}
     sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 128, "num_heads": 2, "num_classes": 0}
     vit = timm.models.vision_transformer.VisionTransformer(depth=12, **sizes)

@@ -1,7 +1,5 @@
 """Pages of the four papers: one call with the paper's values, and a place for each of its parts."""
 
-import ast
-import importlib
 import inspect
 import re
 from fnmatch import fnmatch
@@ -9,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedprompt.methods import METHODS
+import fedprompt
+
+from fedprompt.methods import METHODS, ClipSetting, NetworkSetting, VitSetting
 from studies import papers
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
@@ -21,8 +21,8 @@ PAGES = {
 }
 """Methods of each page, which is named as its paper."""
 PART = re.compile(
-    r"\{(?:py:)?(?:func|class|meth|attr|data|mod)\}`~?(?P<name>[\w.]+)`"
-    r"|`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`|`(?P<setting>[\w.*-]+)`"
+    r"`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`"
+    r"|`(?P<name>\w+(\.\w+)*)`|`(?P<setting>[\w.*-]+)`"
 )
 REASON = "not here, because "
 
@@ -34,21 +34,20 @@ def section(page, title):
 
 
 def found(name):
-    """Return the object of a dotted name, or a field of a dataclass."""
-    parts = name.split(".")
-    thing = importlib.import_module(parts[0])
-    for place, part in enumerate(parts[1:], 2):
+    """Return the object of a name in the library, or a field of a dataclass, or None."""
+    thing = fedprompt
+    for part in name.split("."):
         if part in getattr(thing, "__annotations__", {}):
             return thing
         if not hasattr(thing, part):
-            importlib.import_module(".".join(parts[:place]))
+            return None
         thing = getattr(thing, part)
     return thing
 
 
 def matched(page, cell):
     """Require that all parts of a cell exist, and return them and the names of its settings."""
-    makers = [METHODS[name].make for name in PAGES[page]]
+    makers = [*(METHODS[name].make for name in PAGES[page]), VitSetting, NetworkSetting, ClipSetting]
     parts, names, last = [], set(), None
     for part in PART.finditer(cell):
         kind, text = part.lastgroup, part[part.lastgroup]
@@ -61,8 +60,13 @@ def matched(page, cell):
                 assert not text.startswith(f"{page}-"), part[0]
                 continue
             names |= chosen
+        elif kind == "method":
+            last = METHODS[text].make if text in METHODS else found(f"methods.{text}")
+            assert last is not None, part[0]
         else:
-            last = METHODS[text].make if kind == "method" else found(text)
+            last = found(text)
+            if last is None:  # code of the page, such as a name of its blocks
+                continue
         parts.append(part[0])
     return parts, names
 
@@ -80,9 +84,3 @@ def test_each_part_of_a_paper_and_each_setting_has_its_place(page):
         assert parts or row[1].startswith(REASON), row
         names |= chosen
     assert names == {*papers.settings(page)}
-
-
-def literals(call):
-    """Return the keyword arguments of a call, without functions, which no setting can have."""
-    constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
-    return {each.arg: ast.literal_eval(each.value) for each in constants}
