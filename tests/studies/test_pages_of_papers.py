@@ -47,7 +47,12 @@ def found(name):
 
 def matched(page, cell):
     """Require that all parts of a cell exist, and return them and the names of its settings."""
-    makers = [*(METHODS[name].make for name in PAGES[page]), VitSetting, NetworkSetting, ClipSetting]
+    makers = [
+        *(METHODS[name].make for name in PAGES[page]),
+        VitSetting,
+        NetworkSetting,
+        ClipSetting,
+    ]
     parts, names, last = [], set(), None
     for part in PART.finditer(cell):
         kind, text = part.lastgroup, part[part.lastgroup]
