@@ -238,6 +238,11 @@ def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str
     return {"clusters": purity(torch.cat(chosen), superclasses)}
 
 
+def joined(*measures: Causes) -> Causes:
+    """Return a function with the figures of all of some functions."""
+    return lambda *where: {k: v for measure in measures for k, v in measure(*where).items()}
+
+
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
     """Return the share of the images whose kind is the most frequent one of their group."""
     sizes = int(groups.max()) + 1, int(kinds.max()) + 1
@@ -249,7 +254,8 @@ def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
     def causes(partition: str, row: papers.PaperRow) -> Causes | None:
-        return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
+        own = explained(partition, row)
+        return joined(cluster_accuracy, own) if "clusters" in row.figures and own else own
 
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]

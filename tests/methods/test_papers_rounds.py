@@ -168,7 +168,7 @@ def test_fedotp(float64):
     match = partial(otp.logits, scale=100.0, mass=0.8, plan=otp.algorithm_1)
     sgd = {"learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     first = fp.snapshot(now_model(method, federation))
-    shared, private = first["shared.context"], {k: first["private.context"] for k in (0, 1)}
+    shared, private = first["shared.context"], dict.fromkeys((0, 1), first["private.context"])
     for number, now in enumerate(fp.run_rounds(method, federation)):
         sent, total = [], 0
         for k in (0, 1):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import fedprompt
-
 from fedprompt.methods import METHODS, ClipSetting, NetworkSetting, VitSetting
 from studies import papers
 
