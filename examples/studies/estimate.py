@@ -59,7 +59,7 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     steps = turns * count * math.ceil(images / count / setting.batch_size)
     flops = [forward_flops(name, setting.image_size) for name in setting.backbones]
     one = sum(flops) / len(flops)
-    kind = "borders" if not setting.family == "networks" and _is_bordered(setting) else ""
+    kind = "borders" if setting.family != "networks" and _is_bordered(setting) else ""
     factor, blocks = passes(kind or setting.family, str(row.method), _frozen(row.values))
     if setting.family == "CLIP":
         # Image tokens are computed once; each step encodes all class names.

@@ -134,9 +134,10 @@ class Setting:
     test_share: float | None = None
     own_tests: bool = False
 
-    def of(self, row: PaperRow) -> "Setting":
+    def of(self, row: Row) -> "Setting":
         """Return the setting that a row changes, without its rows."""
-        return replace(self, rows=(), **row.changes)
+        changes = row.changes if isinstance(row, PaperRow) else {}
+        return replace(self, rows=(), **changes)
 
 
 @cache

@@ -22,7 +22,7 @@ from fedprompt.methods import Setting as Run
 from fedprompt.methods.papers import PRINTED
 from studies import estimate, papers, sets
 from studies.backbones import Make, backbone, pretrained
-from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
+from studies.core import COLUMNS, Images, Machine, Row, Task, content, explained, trial
 from studies.division import divide, fewer, only_used, split_shards
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
@@ -55,7 +55,7 @@ class PaperClip(ClipSetting):
 def make(
     paper: str,
     partition: str,
-    row: papers.PaperRow,
+    row: Row,
     *,
     seed: int,
     machine: Machine,
@@ -66,7 +66,7 @@ def make(
     Args:
         paper: Name of the paper.
         partition: Name of the setting.
-        row: papers.PaperRow with a method.
+        row: Row with a method.
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
         validate: Not used, because papers give the hyperparameters.
@@ -91,7 +91,7 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
 def divided(
     setting: papers.Setting,
     data: ImageSet,
-    row: papers.PaperRow,
+    row: Row,
     seed: int,
     machine: Machine,
     of: Make,
@@ -253,9 +253,10 @@ def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float
 def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
-    def causes(partition: str, row: papers.PaperRow) -> Causes | None:
+    def causes(partition: str, row: Row) -> Causes | None:
         own = explained(partition, row)
-        return joined(cluster_accuracy, own) if "clusters" in row.figures and own else own
+        clustered = isinstance(row, papers.PaperRow) and "clusters" in row.figures
+        return joined(cluster_accuracy, own) if clustered and own else own
 
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]
@@ -264,12 +265,12 @@ def task(paper: str) -> Task:
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
     functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
 
-    def method(row: papers.PaperRow, trial: Trial) -> fp.Method:
+    def method(row: Row, trial: Trial) -> fp.Method:
         taken = functions if row.method == paper else {}
         with torch.device(trial.setting.device):
             return row.entry.make(trial.setting, **taken, **row.values)
 
-    def networks(partition: str, row: papers.PaperRow) -> Sequence[str]:
+    def networks(partition: str, row: Row) -> Sequence[str]:
         return [*filter(pretrained, settings[partition].of(row).backbones)]
 
     return Task(

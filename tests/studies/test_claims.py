@@ -17,12 +17,12 @@ def records(text):
 
 
 def missing(page):
-    """Return the claims of a page without their measure: in a sentence, or on the page of a table."""
+    """Return claims without their measure: in a sentence, or on the page of a table."""
     lines, found = page.splitlines(), []
     measured = records(page)
     for line in lines:
         beside = measured if line.startswith("|") else records(line)
-        for place, rows, column in records(line):
+        for place, rows, _ in records(line):
             for row in re.findall(r"FedL2G-[lf]", rows):
                 has = [c for p, r, c in beside if (p, r) == (place, row)]
                 if not any(c.startswith(GUIDES) for c in has):
@@ -31,9 +31,10 @@ def missing(page):
                 p == place and c.startswith(SELECTED) for p, _, c in measured
             ):
                 found.append(f"{place}; {rows}: selections")
-            if re.search("FedOTP.* - .*FedOTP|Transport, mass", rows) and NONE not in page:
-                if not any(c.startswith("violation") for *_, c in beside):
-                    found.append(f"{place}; {rows}: violation of the plans")
+            plans = any(column.startswith("violation") for *_, column in beside)
+            named = re.search("FedOTP.* - .*FedOTP|Transport, mass", rows)
+            if named and NONE not in page and not plans:
+                found.append(f"{place}; {rows}: violation of the plans")
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 import fedprompt
 from fedprompt.methods import METHODS, ClipSetting, NetworkSetting, VitSetting
 from studies import papers
+from studies.core import content
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGES = {
@@ -88,3 +89,15 @@ def test_each_part_of_a_paper_and_each_setting_has_its_place(page):
         assert parts or row[1].startswith(REASON), row
         names |= chosen
     assert names == {*papers.settings(page)}
+
+
+def test_what_the_code_of_fedotp_does_is_on_the_page_as_in_the_settings():
+    keys = ("optimizer", "class_order", "cifar_images", "last_batch", "precision", "first_round")
+    text = (FOLDER / "fedotp.md").read_text()
+    for key in (*keys, "classes"):
+        sentence = content("fedotp")["choices"][key]
+        assert f"- {sentence}\n" in text
+        touched = [s for s in papers.settings("fedotp").values() if sentence in s.choices]
+        assert touched
+        assert (key == "class_order") <= all("domain" in s.partition.kind for s in touched)
+        assert ("cifar" in key) <= all("cifar" in s.data for s in touched)
