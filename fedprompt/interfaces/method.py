@@ -3,6 +3,8 @@
 Every engine runs the same objects: one process, ranks, Flower.
 """
 
+from __future__ import annotations  # signatures have the short names of types
+
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
@@ -28,17 +30,17 @@ CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
 
-_Answer = Callable[[int, State], Message]
-_Step = Callable[[int, Mapping[int, Message], State], State]
-_Client = Callable[[Any, Message, State], tuple[Message | None, State]]
-_Predict = Callable[[Any, Message, State], Any]
-_Form = Callable[[int], Message]
+AnswerFunction = Callable[[int, State], Message]
+StepFunction = Callable[[int, Mapping[int, Message], State], State]
+ClientFunction = Callable[[Any, Message, State], tuple[Message | None, State]]
+PredictFunction = Callable[[Any, Message, State], Any]
+FormFunction = Callable[[int], Message]
 
 
 class _ServerParts(NamedTuple):
     state: State
-    answer: _Answer
-    step: _Step
+    answer: AnswerFunction
+    step: StepFunction
     changes: bool | None
     empty: bool | None
 
@@ -60,6 +62,18 @@ class Server(_ServerParts):
         empty: Whether a round without payloads takes a step with ``{}``, such as one that adds
             noise (True), or keeps the state (False). If None, it keeps the state, and a cohort
             without clients warns.
+
+    Example:
+        A server that counts the payloads of all rounds. The count is also its broadcast.
+
+        >>> def answer(client, state):
+        ...     return {"count": state["count"]}
+        >>> def step(server_round, payloads, state):
+        ...     return {"count": state["count"] + len(payloads)}
+        >>> import torch
+        >>> server = Server({"count": torch.tensor(0)}, answer, step)
+        >>> server.step(0, {3: {}, 7: {}}, server.state)
+        {'count': tensor(2)}
     """
 
     __slots__ = ()
@@ -67,11 +81,11 @@ class Server(_ServerParts):
     def __new__(
         cls,
         state: State,
-        answer: _Answer,
-        step: _Step,
+        answer: AnswerFunction,
+        step: StepFunction,
         changes: bool | None = None,
         empty: bool | None = None,
-    ) -> "Server":
+    ) -> Server:
         """Make a server of functions."""
         check.instance("state", state, Mapping, "be a tree of a dict")
         check.function("answer", answer)
@@ -94,11 +108,11 @@ class Clients(Protocol):
 
 
 class _MethodParts(NamedTuple):
-    client: _Client
+    client: ClientFunction
     server: Server
-    predict: _Predict
+    predict: PredictFunction
     exchanges: int
-    form: _Form | None
+    form: FormFunction | None
     wrappers: tuple[str, ...]
     setting: Any
 
@@ -126,20 +140,39 @@ class Method(_MethodParts):
         setting: Setting of the run, such as a :class:`fedprompt.methods.Setting`: the data of
             clients and the cohorts follow from it. Functions with ``methods.register`` fill it. If
             None, the data are yours.
+
+    Example:
+        The mean of numbers that clients hold. A prediction is a module.
+
+        >>> from fedprompt import averaging_server, collect, load_values, run_rounds, snapshot
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> def client(data, answer, state):
+        ...     nn.init.constant_(model.weight, data.number)
+        ...     return collect(model, weight=1.0), state
+        >>> def predict(data, answer, state):
+        ...     load_values(model, answer)
+        ...     return model
+        >>> method = Method(client, averaging_server(snapshot(model)), predict)
+        >>> class Data:
+        ...     def __init__(self, client):
+        ...         self.id, self.number = client, 10.0 * client
+        >>> *_, now = run_rounds(method, lambda client, server_round: Data(client), [[1, 2]])
+        >>> now.model(method, Data(1)).weight.item()
+        15.0
     """
 
     __slots__ = ()
 
     def __new__(
         cls,
-        client: _Client,
+        client: ClientFunction,
         server: Server,
-        predict: _Predict,
+        predict: PredictFunction,
         exchanges: int = 1,
-        form: _Form | None = None,
+        form: FormFunction | None = None,
         wrappers: tuple[str, ...] = (),
         setting: Any = None,
-    ) -> "Method":
+    ) -> Method:
         """Make a method of functions."""
         check.function("client", client)
         check.instance("server", server, Server, "be a Server(state, answer, step)")
@@ -169,6 +202,12 @@ class Round(_Parts):
             are the clients of this rank.
         stateful: Ids of all clients whose state is not empty, on other ranks and nodes, too. The
             clients with a state in `clients` need not be given.
+
+    Example:
+        >>> now = Round(4, {"values": {}}, {"0": {"seen": 12}, "1": {}})
+        >>> server_round, server, clients = now
+        >>> server_round, clients["0"], sorted(now.stateful)
+        (4, {'seen': 12}, ['0'])
     """
 
     stateful: frozenset[str] = frozenset()
@@ -179,7 +218,7 @@ class Round(_Parts):
         server: State,
         clients: Mapping[str, State],
         stateful: Iterable[str] = (),
-    ) -> "Round":
+    ) -> Round:
         """Make a round."""
         made = super().__new__(cls, server_round, server, clients)
         check.iterable("stateful", stateful, "ids of clients, as strings")
@@ -188,7 +227,7 @@ class Round(_Parts):
         made.stateful = frozenset(stateful) | {client for client, state in states if state}
         return made
 
-    def _replace(self, **changes: Any) -> "Round":
+    def _replace(self, **changes: Any) -> Round:
         return Round(**{**self._asdict(), "stateful": self.stateful, **changes})
 
     def missed(self, client: int | str) -> bool:

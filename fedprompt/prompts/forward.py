@@ -121,10 +121,7 @@ def encode_from(
 
 
 def encode_front(
-    trunk: Trunk,
-    images: Num[Tensor, "batch ..."],
-    *streams: PromptStream,
-    start: int,
+    trunk: Trunk, images: Num[Tensor, "batch ..."], *streams: PromptStream, start: int
 ) -> Float[Tensor, "batch seq dim"]:
     """Run the first blocks of a trunk, so that :func:`encode_from` can go on from there.
 

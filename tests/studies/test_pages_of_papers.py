@@ -1,5 +1,6 @@
 """Pages of the four papers: one call with the paper's values, and a place for each of its parts."""
 
+import ast
 import inspect
 import re
 from fnmatch import fnmatch
@@ -8,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedprompt
-from fedprompt.methods import METHODS, ClipSetting, NetworkSetting, VitSetting
+from fedprompt import interfaces, methods
+from fedprompt.methods import METHODS
 from studies import papers
 from studies.core import content
 
@@ -20,11 +22,9 @@ PAGES = {
     "fedotp": ("fedotp", "fedotp_classical", "fedotp_average"),
 }
 """Methods of each page, which is named as its paper."""
-PART = re.compile(
-    r"`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`"
-    r"|`(?P<name>\w+(\.\w+)*)`|`(?P<setting>[\w.*-]+)`"
-)
+PART = re.compile(r"`(?P<argument>\w+)=[^`]*`|`(?P<name>[\w.*-]+)`")
 REASON = "not here, because "
+OURS = ("selector.keys", "private.context")  # parts of modules that the pages make
 
 
 def section(page, title):
@@ -34,44 +34,33 @@ def section(page, title):
 
 
 def found(name):
-    """Return the object of a name in the library, or a field of a dataclass, or None."""
-    thing = fedprompt
+    """Return the public object of a dotted name, or a field of a dataclass, or None."""
+    if (entry := METHODS.get(name.removeprefix("methods."))) is not None:
+        return entry.make
+    thing = methods if hasattr(methods, name.split(".")[0]) else fedprompt
     for part in name.split("."):
         if part in getattr(thing, "__annotations__", {}):
             return thing
-        if not hasattr(thing, part):
-            return None
-        thing = getattr(thing, part)
+        thing = getattr(thing, part, getattr(interfaces, part, None))
     return thing
 
 
 def matched(page, cell):
     """Require that all parts of a cell exist, and return them and the names of its settings."""
-    makers = [
-        *(METHODS[name].make for name in PAGES[page]),
-        VitSetting,
-        NetworkSetting,
-        ClipSetting,
-    ]
+    makers = [METHODS[name].make for name in PAGES[page]]
     parts, names, last = [], set(), None
     for part in PART.finditer(cell):
         kind, text = part.lastgroup, part[part.lastgroup]
+        chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
         if kind == "argument":
             known = [each for each in (last, *makers) if callable(each)]
             assert any(text in inspect.signature(each).parameters for each in known), part[0]
-        elif kind == "setting":
-            chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
-            if not chosen:  # code of the page, such as a name of its blocks
-                assert not text.startswith(f"{page}-"), part[0]
-                continue
+        elif chosen:
             names |= chosen
-        elif kind == "method":
-            last = METHODS[text].make if text in METHODS else found(f"methods.{text}")
-            assert last is not None, part[0]
+        elif (thing := found(text)) is not None:
+            last = thing
         else:
-            last = found(text)
-            if last is None:  # code of the page, such as a name of its blocks
-                continue
+            assert text in OURS or cell.startswith(REASON), part[0]
         parts.append(part[0])
     return parts, names
 
@@ -89,6 +78,12 @@ def test_each_part_of_a_paper_and_each_setting_has_its_place(page):
         assert parts or row[1].startswith(REASON), row
         names |= chosen
     assert names == {*papers.settings(page)}
+
+
+def literals(call):
+    """Return the keyword arguments of a call, without functions, which no setting can have."""
+    constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
+    return {each.arg: ast.literal_eval(each.value) for each in constants}
 
 
 def test_what_the_code_of_fedotp_does_is_on_the_page_as_in_the_settings():
