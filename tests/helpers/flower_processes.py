@@ -1,6 +1,7 @@
 """Flower's simulation, or a SuperLink with SuperNodes, as processes on this machine."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,6 +114,8 @@ def as_a_user(line: str, programs: Path, home: Path, index: Path) -> str:
         done = subprocess.run(line, shell=True, cwd=ROOT, env=user, capture_output=True, text=True)
     finally:
         stop_started_in(home)
+        for folder in ROOT.glob("fedprompt-[0-9]*"):  # the last and the best round
+            shutil.rmtree(folder)
     return done.stdout + done.stderr
 
 
