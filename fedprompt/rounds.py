@@ -111,8 +111,7 @@ def run_rounds(
         ...     payload = {"x": Weighted(answer["x"] + data, torch.tensor(1.0))}
         ...     return payload, {"count": state.get("count", 0) + 1}
         >>> server = averaging_server({"x": torch.tensor(0.0)})
-        >>> predict = lambda data, answer, state: answer["x"]
-        >>> method = Method(train, server, predict)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity())
         >>> data = lambda client, server_round: client
         >>> for now in run_rounds(method, data, [[1, 3], [3]]):
         ...     print(now.server_round, now.server["values"]["x"].item(), now.clients)
@@ -177,7 +176,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> def train(data, answer, state):
         ...     return {"x": Weighted(answer["x"], torch.tensor(1.0))}, state
         >>> values, ledger = {"x": torch.zeros(3)}, Ledger()
-        >>> method = Method(train, averaging_server(values), predict=lambda *all: None)
+        >>> predict = lambda *all: torch.nn.Identity()
+        >>> method = Method(train, averaging_server(values), predict)
         >>> from types import SimpleNamespace
         >>> def data(client, server_round):
         ...     return SimpleNamespace(id=client, server_round=server_round)
@@ -230,7 +230,7 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> def form(client):
         ...     return {"x": Weighted(values["x"], torch.tensor(0.0))}
         >>> server = averaging_server(values)
-        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity(), form=form)
         >>> half = coded(method, codecs.float16())
         >>> num_bytes(method.form(0)), half.form(0)["x"].value.dtype
         (4, torch.float16)

@@ -61,7 +61,7 @@ def client_app(
         ...     payload = {"head": Weighted(answer["head"] + data, torch.tensor(30.0))}
         ...     return payload, {"rounds": state.get("rounds", 0) + 1}
         >>> def predict(data, answer, state):
-        ...     return answer["head"]
+        ...     return torch.nn.Identity()  # in place of your model
         >>> def form(client):
         ...     return {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
         >>> server = averaging_server({"head": torch.zeros(2)})

@@ -53,7 +53,7 @@ class ServerStrategy(Strategy):
         >>> server = averaging_server({"head": torch.zeros(2)})
         >>> form = lambda client: {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
         >>> train = lambda data, answer, state: (form(data), state)
-        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity(), form=form)
         >>> strategy = ServerStrategy(method, [[0, 2], [1, 2]], max_bytes=10_000)
         >>> strategy.now.server_round, strategy.now.server["values"]
         (-1, {'head': tensor([0., 0.])})

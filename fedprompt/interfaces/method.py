@@ -31,7 +31,7 @@ CODED = ("client", "codec")
 _Answer = Callable[[int, State], Message]
 _Step = Callable[[int, Mapping[int, Message], State], State]
 _Client = Callable[[Any, Message, State], tuple[Message | None, State]]
-_Predict = Callable[[Any, Message, State], Any]
+_Predict = Callable[[Any, Message, State], nn.Module]
 _Form = Callable[[int], Message]
 
 
@@ -115,7 +115,8 @@ class Method(_MethodParts):
         client: Function (data, answer, state) -> (payload, state): one exchange of one client. A
             payload ``{}`` is a legal message. With the payload None, nothing is sent.
         server: Server.
-        predict: Function (data, answer, state) -> model. Personalization belongs here.
+        predict: Function (data, answer, state) -> model, an ``nn.Module`` that is complete in its
+            state next to a frozen network. Personalization belongs here.
         exchanges: Number of exchanges in a round (at least 1). With 3, each client of the cohort
             gets three answers and sends three payloads in a round.
         form: Function from a client id to a payload with its names, shapes and dtypes; numbers are
@@ -195,7 +196,7 @@ class Round(_Parts):
         """Whether a client has a state, and the state is not here."""
         return str(client) in self.stateful and not self.clients.get(str(client))
 
-    def model(self, method: Method, data: Any, client: int | None = None) -> Any:
+    def model(self, method: Method, data: Any, client: int | None = None) -> nn.Module:
         """Return the model with which a client predicts after this round.
 
         It is a module of its own, so you can keep the models of several clients and rounds. Only
@@ -221,8 +222,7 @@ class Round(_Parts):
             check_wrappers(method, client, own)
             state = _Missed(client) if self.missed(client) else copied(own)
             answer = calls.answer(client, self.server)
-            model = calls.predict(client, data, answer, state)
-            return own_module(model) if isinstance(model, nn.Module) else model
+            return own_module(calls.predict(client, data, answer, state))
 
 
 class _Missed(Mapping[str, Any]):

@@ -336,7 +336,7 @@ def test_a_codec_that_leaves_numbers_out_sends_changes_and_counted_methods_come_
         (fp.rounds.counted(plain, fp.Ledger()), int8()),
         (fp.rounds.coded(plain, float16()), few),
     ):
-        with pytest.raises(ValueError, match="`method` must (be coded before|not be coded)"):
+        with pytest.raises(ValueError, match=r"`method` must (be coded before|not be coded)"):
             fp.rounds.coded(wrapped, codec)
 
 
