@@ -44,6 +44,10 @@ _EMPTY = (
     "A round has no clients, so its server keeps its state. If a step does more than a mean, such "
     "as add noise, write Server(..., empty=True); if not, Server(..., empty=False)."
 )
+_OTHER_IMAGES = (
+    "The state of client {} was made on other images or labels than it has in round {}, such as "
+    "those of another division."
+)
 
 
 def run_rounds(
@@ -69,6 +73,10 @@ def run_rounds(
 
     In a round without payloads, the server keeps its state, unless it says ``empty=True``. After an
     error nothing of the round is kept, so you can continue from the round before.
+
+    A round knows the method, the values, the setting and the frozen network that made it, and only
+    the same ones continue it. The number of rounds, clients, devices and functions may change. If a
+    client of a federation has a state that was made on other images, one warning says so.
 
     Args:
         method: Method.
@@ -97,7 +105,8 @@ def run_rounds(
             client and the round.
         ValueError: If a client is in a cohort twice, `data` does not have it, or the setting of its
             data does not name it; if ranks differ in the number of rounds, in a cohort or in the
-            state of the server; if `start` lacks the state of a client that has one; or under
+            state of the server; if another method made `start`; if `start` lacks the state of a
+            client that has one; or under
             ``torch.autocast`` with its cache, because all steps would then use the weights of the
             first one.
         RuntimeError: If another rank has an error; the text names the rank, the client and the
@@ -119,13 +128,15 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     nouns.method(method)
-    data, cohorts = run_of(method, data, cohorts, alone=group is None)
+    data, cohorts, images = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
-    engine = _Engine(method, data, group, iter(cohorts), share, seed_of(method))
+    engine = _Engine(method, data, images, group, iter(cohorts), share, seed_of(method))
     now: Round | None = start or Round(-1, method.server.state, {})
+    now.check_made_by(method, "start")
     check.count("start.server_round", now.server_round, at_least=-1)
     check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
+    now = now._replace(origin=method.origin)
     with kept_streams():
         engine, now = engine.begun(now)
     while True:
@@ -355,6 +366,7 @@ class _Engine(NamedTuple):
 
     method: Method
     data: Callable[[int, int], Any]
+    images: Callable[[int], str]
     group: "distributed.ProcessGroup | None"
     cohorts: Iterator[Iterable[int]]
     share: bool
@@ -426,13 +438,14 @@ class _Engine(NamedTuple):
             for client in clients:
                 with _noted(f"client {client}, round {now.server_round}"):
                     payloads[client], states[str(client)] = self._trained(client, now, calls)
-            stateful = [str(client) for client in payloads if states[str(client)]]
-            return {"payloads": payloads, "stateful": stateful}
+            seen = {str(c): self.images(c) for c in payloads if states[str(c)]}
+            return {"payloads": payloads, "images": seen}
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
-        stateful = now.stateful.union(*(tree["stateful"] for tree in trees))
-        now = Round(now.server_round, now.server, states, stateful)
+        images = {client: seen for tree in trees for client, seen in tree["images"].items()}
+        known = {"images": {**now.images, **images}, "stateful": now.stateful | images.keys()}
+        now = now._replace(clients=states, **known)
         payloads = {client: payload for client, payload in sent if payload is not None}
         return now._replace(server=self._stepped(payloads, now, calls))
 
@@ -443,8 +456,10 @@ class _Engine(NamedTuple):
             got = f"client {client} in round {now.server_round}"
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
         check_takes_part(data, client, now.server_round)
-        answer = calls.answer(client, now.server)
-        result: Any = calls.train(client, data, answer, now.clients.get(str(client), {}))
+        answer, own = calls.answer(client, now.server), now.clients.get(str(client), {})
+        if own and self.images(client) != now.images.get(str(client), self.images(client)):
+            warnings.warn(_OTHER_IMAGES.format(client, now.server_round), stacklevel=2)
+        result: Any = calls.train(client, data, answer, own)
         check.pair("method.client", result, "return a payload and a state")
         payload, state = result
         with check.located(f"client {client}, round {now.server_round}"):

@@ -69,7 +69,7 @@ def client_app(
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
     check_options(method, max_bytes, fingerprint)
-    own_data, _ = run_of(method, data, (), alone=False)
+    own_data, *_ = run_of(method, data, (), alone=False)
 
     def handle(message: Envelope, context: Context) -> Envelope:
         client = _partition(context)

@@ -82,6 +82,7 @@ class ServerStrategy(Strategy):
         check.instance("start", start, Round | None, "be a Round or None")
         self.method = method
         self.now = start or Round(-1, method.server.state, {})
+        self.now.check_made_by(method, "start")
         self.patience = patience
         self.nodes = dict(nodes or {})
         self._registered = nodes is not None
@@ -113,7 +114,7 @@ class ServerStrategy(Strategy):
         ended, more = divmod(self._exchange, self.method.exchanges)
         if not more:
             stateful = {*self.now.stateful, *self._wire.stateful}
-            self.now = Round(ended - 1, self._state, {}, stateful)
+            self.now = Round(ended - 1, self._state, {}, stateful, self.method.origin)
         return None, MetricRecord({"asked": len(self._asked), "accepted": len(payloads)})
 
     def configure_evaluate(

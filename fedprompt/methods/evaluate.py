@@ -201,11 +201,11 @@ def evaluate(
         counts as an error.
 
     Raises:
-        ValueError: If a client is not in the federation or has no own tests, a newcomer has
-            trained, a domain has the name of a figure, or predictions do not have one column for
-            each class. With `class_names`, if the method learned something for each class, its
-            prediction reads training inputs, it was not made by a function with :func:`register`,
-            or the setting has no class names.
+        ValueError: If another method made `now`, a client is not in the federation or has no own
+            tests, a newcomer has trained, a domain has the name of a figure, or predictions do not
+            have one column for each class. With `class_names`, if the method learned something for
+            each class, its prediction reads training inputs, it was not made by a function with
+            :func:`register`, or the setting has no class names.
 
     Example:
         >>> from fedprompt import methods, run_rounds, samples, vit_trunk
@@ -229,6 +229,8 @@ def evaluate(
     nouns.method(method)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("now", now, Round, "be a Round")
+    now.check_made_by(method)
+    now = Round(*now, now.stateful)  # from here on, it may predict other classes
     check.flag("shared", shared)
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
