@@ -197,6 +197,9 @@ def _pickled(thing: Any) -> bytes:
     return blob.getvalue()
 
 
+_LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft")
+"""Packages that a helper imports once if they are in use, and not for each client."""
+
 _HELPERS: list["subprocess.Popen[bytes]"] = []
 """The running helper, if there is one."""
 
@@ -204,7 +207,8 @@ _HELPERS: list["subprocess.Popen[bytes]"] = []
 def _repeated(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
     if not _HELPERS or _HELPERS[0].poll() is not None:
-        command = [sys.executable, "-m", "fedprompt.methods._repeats"]
+        loaded = [name for name in _LARGE if name in sys.modules]
+        command = [sys.executable, "-m", "fedprompt.methods._repeats", *loaded]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         path = os.pathsep.join(map(os.path.abspath, sys.path))
         _HELPERS[:] = [subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": path})]
