@@ -1,7 +1,7 @@
 """Lines of code, without docstrings and comments, and those of them that only check arguments.
 
 python .ci/count.py
-python .ci/count.py --words  # of README and pages, as ``wc -w`` counts, without tables of results
+python .ci/count.py --words  # of README and pages, as ``wc -w`` counts, without generated tables
 """
 
 import ast
@@ -43,6 +43,7 @@ def checks(text: str) -> set[int]:
     return lines & code(text)
 
 
+GENERATED = re.compile(r"<!-- (?:table|made) .*?<!-- end -->|<!--.*?-->", re.DOTALL)
 PHRASES = {"that of": 2, "own": 8, "you": 60}
 """Bounds in 10,000 words: at most, at most, and at least."""
 
@@ -53,7 +54,7 @@ def words() -> None:
         ["git", "ls-files", "README.md", "docs/*.md"], capture_output=True, text=True, check=True
     )
     pages = [Path(each) for each in listed.stdout.split() if "results/tables" not in each]
-    texts = {page: page.read_text() for page in pages if page.exists()}
+    texts = {page: GENERATED.sub("", page.read_text()) for page in pages if page.exists()}
     counts = {page: len(text.split()) for page, text in texts.items()}
     for page, count in sorted(counts.items(), key=lambda item: item[1]):
         print(f"{count:7,}  {page}")

@@ -3,6 +3,7 @@
 Build it with ``sphinx-build -W --keep-going -b html docs docs/_build``. No network is needed.
 """
 
+import os
 import re
 import sys
 from importlib.metadata import version as installed_version
@@ -13,6 +14,8 @@ from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.nodes import make_refnode
 
+from fedprompt import compare
+
 project = "fedprompt"
 author = "The fedprompt authors"
 copyright = author
@@ -20,19 +23,21 @@ version = release = installed_version("fedprompt")
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 extensions = [
-    "figures",
     "formulas",
     "gallery",
     "method_table",
-    "notebook",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
+# Sphinx reads defaults from the source, which has **options in place of the flags.
+del compare.folder.__signature__
+
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build", "**.ipynb", "results/tables/*.md"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -77,6 +82,21 @@ nitpick_ignore_regex = [
         "py:class",
         r"fedprompt\.prompted_network\.PromptedNetwork",
     ),  # described at load_prompts
+    # In signatures only:
+    (
+        "py:class",
+        r"fedprompt\.backbones\.(preparation\.Preparation|pretrained\.Network)",
+    ),
+    (
+        "py:class",
+        r"fedprompt\.compare\.(trials\.Trial|problems\.Problem|classifier\.Predicted)",
+    ),
+    (
+        "py:class",
+        r"fedprompt\.(interfaces\.method\.Clients|_saved_folder\.Description)",
+    ),
+    ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
+    ("py:class", r"PIL\..*"),
     # Of the settings, without an entry of their own:
     (
         "py:class",
@@ -156,16 +176,63 @@ def mend_backlinks(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(r'#(fedprompt\.[\w.]+)"', mend, context["body"])
 
 
-def mark_short(app, doctree, docname):
-    """Give short literals, such as flags, a class, so that no line breaks inside their words."""
-    for literal in doctree.findall(nodes.literal):
-        if max(map(len, literal.astext().split()), default=0) <= 30:
+REPOSITORY = "https://github.com/fedprompt/fedprompt/blob/main"
+LINK = re.compile(r"\]\(([\w./-]+)((?:#[\w-]+)?)\)")
+CONTENTS = "\n\n```{{toctree}}\n:caption: {}\n:hidden:\n:glob:\n\n{}\n```\n"
+
+
+def adapt(app, docname, source):
+    """Change a page, as it is read in the repository, where the site differs.
+
+    Links to files outside of the pages lead to the repository, or to the page of a method. The
+    sections of the index are the contents of the site.
+    """
+    docs = Path(app.srcdir)
+
+    def moved(match):
+        path = Path(os.path.normpath(docs.joinpath(docname).parent / match[1]))
+        if path.is_relative_to(docs) or not path.is_relative_to(docs.parent):
+            return match[0]
+        if path.parent == docs.parent / "fedprompt" / "methods":
+            return f"](/methods/gallery/{path.stem}.md)"
+        return f"]({REPOSITORY}/{path.relative_to(docs.parent).as_posix()}{match[2]})"
+
+    (text,) = source
+    if docname == "index":
+        for section in text.split("\n## ")[1:]:
+            pages = re.findall(r"^- \[.*?\]\(([\w/-]+)\.md\)", section, re.MULTILINE)
+            text += CONTENTS.format(section.partition("\n")[0], "\n".join(pages))
+    if docname == "methods/gallery":
+        text += CONTENTS.format("Methods", "gallery/*")
+    source[0] = LINK.sub(moved, text)
+
+
+def polish(app, doctree, docname):
+    """Link public names in code font, and break no line in short literals and intervals."""
+    objects = app.env.get_domain("py").objects
+    for literal in list(doctree.findall(nodes.literal)):
+        text = literal.astext()
+        if max(map(len, text.split()), default=0) <= 30:
             literal["classes"].append("short")
+        name = text.removeprefix("fp.").removesuffix("()")
+        places = [
+            objects.get(f"fedprompt.{part}{name}") for part in ("", "interfaces.")
+        ]
+        place = next(filter(None, places), None)
+        if place and not isinstance(literal.parent, (nodes.title, nodes.reference)):
+            where = (app.builder, docname, place.docname, place.node_id)
+            literal.replace_self(make_refnode(*where, literal.deepcopy(), name))
+    for text in list(doctree.findall(nodes.Text)):
+        if "± " in text and not isinstance(text.parent, nodes.literal_block):
+            text.parent.replace(
+                text, nodes.Text(text.replace("± ", "±\N{NO-BREAK SPACE}"))
+            )
 
 
 def setup(app):
-    """Connect the functions that shorten signatures, resolve names and mark literals."""
+    """Connect the functions that shorten signatures, resolve names and adapt pages."""
     app.connect("autodoc-process-signature", spell)
     app.connect("missing-reference", resolve)
     app.connect("html-page-context", mend_backlinks)
-    app.connect("doctree-resolved", mark_short)
+    app.connect("source-read", adapt)
+    app.connect("doctree-resolved", polish)

@@ -340,10 +340,10 @@ def tensors(argument: str, tensors: Any, *, sync: bool = True, at_least: int = 1
         finite(place, tensor, sync=sync)
 
 
-def images(images: Any, *, any_dtype: bool = False) -> None:
-    """Require a batch of images, floating-point unless the trunk decides."""
+def images(images: Any) -> None:
+    """Require a batch of floating-point images."""
     fits = isinstance(images, Tensor) and images.ndim == 4
-    if not fits or not (any_dtype or images.is_floating_point()):
+    if not fits or not images.is_floating_point():
         got = kind(images) if isinstance(images, Tensor) else f"a {type(images).__name__}"
         rule = "be floating-point of shape (batch, channels, height, width)"
         raise wrong_type("images", rule, got)

@@ -1,21 +1,16 @@
 """Figures in prose: they are those of the tables, and no page has one that is written by hand."""
 
 import csv
-import importlib.util
 import re
 from pathlib import Path
 
+import figures
 import pytest
+import write_pages
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = DOCS / "results" / "tables"
-PAGES = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
-PAGES = [page for page in PAGES if page.parent.name not in ("tables", "gallery")]
 COLUMNS = {"own mix": "own", "bytes up": "bytes_up"}
-
-spec = importlib.util.spec_from_file_location("figures", DOCS / "extensions" / "figures.py")
-figures = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(figures)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in figures.RECORDS.glob("*.jsonl")))
@@ -62,18 +57,12 @@ def test_a_trace_names_the_line_of_each_run():
             assert f'"own": {value},' in written[int(number) - 1]
 
 
-def test_written_figures_are_those_of_the_records():
-    for page in PAGES:
-        text = page.read_text()
-        assert figures.filled(text) == text, f"run python docs/extensions/figures.py --write {page}"
-
-
 def test_a_stale_figure_is_replaced():
     mark = "<!-- record mnist/deep-domains; Norms; own; round -->"
-    assert figures.filled(f"{mark}1<!-- end --> %") == f"{mark}88<!-- end --> %"
+    assert write_pages.filled(f"{mark}1<!-- end --> %") == f"{mark}88<!-- end --> %"
 
 
 def test_no_interval_is_written_by_hand():
-    for page in PAGES:
-        prose = figures.WRITTEN.sub("", page.read_text())
+    for page in write_pages.pages():
+        prose = write_pages.TABLE.sub("", figures.WRITTEN.sub("", page.read_text()))
         assert not re.search(r"\d\.\d+ ± \d", prose), page

@@ -106,14 +106,14 @@ def tables() -> Iterator[tuple[str, str, list[str], list[list[str]]]]:
 
 
 def overview(found: dict[Path, list[Entry]]) -> str:
-    """Make the table of all methods, one table for each family."""
+    """Make the tables of all methods for `docs/methods/gallery.md`, one for each family."""
     families: dict[str, list[list[str]]] = {family: [] for family in FAMILIES}
     for path, methods in found.items():
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         sent = re.search(r"Up: (.*?)\.?\s+Down: ", text, re.DOTALL)
         up = " ".join(sent[1].split()) if sent else ""
         for method in methods:
-            link = f"{{doc}}`{method.title} </methods/gallery/{path.stem}>`"
+            link = f"[{method.title}](../../{path.relative_to(ROOT).as_posix()})"
             notes = [note for mark, note in NOTES.items() if mark in method.traits]
             row = [link, sentence(text, method), up, ", ".join(notes)]
             for family in method.families:
@@ -147,7 +147,6 @@ def write(app: Any) -> None:
     folder.mkdir(exist_ok=True)
     found = files()
     texts = {f"{path.stem}.md": page(path, methods) for path, methods in found.items()}
-    texts["table.txt"] = overview(found)
     for stale in set(folder.iterdir()) - {folder / name for name in texts}:
         stale.unlink()
     for name, text in texts.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor
 
 import fedprompt._nouns as nouns
@@ -31,7 +31,7 @@ _MEMBERS = (
 
 def trunk(
     trunk: object,
-    images: Float[Tensor, "batch channels height width"],
+    images: Num[Tensor, "batch ..."],
     forward: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Require that a trunk of your own keeps the promises of :class:`Trunk`.
@@ -52,7 +52,7 @@ def trunk(
 
     Args:
         trunk: Trunk of your own.
-        images: At least two different images, in the dtype and on the device of the trunk.
+        images: At least two different inputs of the trunk, such as images, on its device.
         forward: Function from images to the features of the model, without the trunk. If None,
             the features are not compared.
 
@@ -72,7 +72,6 @@ def trunk(
         ...
         ValueError: `trunk.depth` must be the number of blocks, and block 1 exists; got 1.
     """
-    check.images(images)
     check.require(len(images) >= 2, "images", "contain at least two images", len(images))
     if forward is not None:
         check.function("forward", forward, "be a function of images or None")
@@ -133,10 +132,11 @@ def _judge_sizes(trunk: Trunk, images: Tensor) -> None:
     tokens, context = trunk.embed(images)
     width, patches = tokens.shape[2], tokens.shape[1] - trunk.prefix
     check.require(width == trunk.dim, "trunk.dim", f"be the width of tokens, {width}", trunk.dim)
-    rows, columns = (side / trunk.patch_size for side in images.shape[2:])
-    grids = {math.floor(rows) * math.floor(columns), math.ceil(rows) * math.ceil(columns)}
-    rule = f"be such that patches of {trunk.patch_size} pixels make {min(grids)} tokens behind it"
-    check.require(patches in grids, "trunk.prefix", rule, f"{patches} behind {trunk.prefix}")
+    if images.ndim == 4:  # other inputs have no grid of patches
+        rows, columns = (side / trunk.patch_size for side in images.shape[2:])
+        grids = {math.floor(rows) * math.floor(columns), math.ceil(rows) * math.ceil(columns)}
+        rule = f"be such that patches of {trunk.patch_size} pixels make {min(grids)} tokens behind"
+        check.require(patches in grids, "trunk.prefix", rule, f"{patches} behind {trunk.prefix}")
     same = torch.equal(trunk.normalize(tokens), tokens)
     once, twice = (trunk.pool(factor * tokens) for factor in (1, 2))
     rule = "apply the norm that `pool` applies"
@@ -169,7 +169,7 @@ def _judge_prompts(trunk: Trunk, images: Tensor, model: nn.Module) -> None:
     rule = "pass gradients to each prompt; compute without no_grad, detach and .data"
     check.require(not broken, "trunk", rule, broken)
     with torch.no_grad():
-        others = images.flip(0) * 0.5 + 0.25
+        others = images.flip(0)
         others[0] = images[0]
         plain, expected = run(images, ()), run(images, prompts)
         run(images[:1], list(drawn[:, :1]))

@@ -60,6 +60,23 @@ class Classifier(nn.Module):
     Attributes:
         class_names: Names of the classes, in the order of logits.
         preparation: Steps from an image to an input.
+
+    Example:
+        >>> import timm
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.torch import save_file
+        >>> from fedprompt import DeepPrompts, save_prompts, vit_trunk
+        >>> network = timm.create_model("test_vit", num_classes=0).eval()
+        >>> trunk, head = vit_trunk(network), nn.Linear(64, 2)
+        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": head})
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
+        ...     about = {"class_names": ["cat", "dog"], "model": "timm:test_vit"}
+        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, **about)
+        ...     model = load(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
+        >>> names, probabilities = model.predict(Image.new("RGB", (200, 160)))
+        >>> names[0] in model.class_names, tuple(probabilities.shape)
+        (True, (1, 2))
     """
 
     def __init__(self, module: nn.Module, network: Network, description: Description) -> None:
@@ -255,6 +272,22 @@ def load(
 
     Raises:
         ValueError: If a file is damaged, or weights are of another network.
+
+    Example:
+        >>> import timm
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.torch import save_file
+        >>> from fedprompt import DeepPrompts, save_prompts, vit_trunk
+        >>> network = timm.create_model("test_vit", num_classes=0).eval()
+        >>> trunk, head = vit_trunk(network), nn.Linear(64, 2)
+        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": head})
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
+        ...     about = {"class_names": ["cat", "dog"], "model": "timm:test_vit"}
+        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, **about)
+        ...     model = load(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
+        >>> model.class_names
+        ['cat', 'dog']
     """
     described, state = saved.read(path_of("folder", folder, of="folder"))
     frozen = network or _network(described, weights)

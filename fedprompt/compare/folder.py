@@ -193,18 +193,8 @@ def folder(
         >>> problem.families
         ('one model',)
     """
-    protocol, budget = problems.split_options(options, Protocol, Budget)
-    check.optional(check.count, "size", size)
-    check.text("template", template)
-    if template.count("{}") != 1:
-        raise check.wrong("template", "have one {} for the name of a class", repr(template))
-    for name, path in {"cache": cache, "test": test}.items():
-        check.optional(path_of, name, path, of="folder")
-    check.function("say", say)
-    if (vit is None) == (clip is None):
-        raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
-    if protocol.base_to_new and (protocol.leave_one_out or clip is None):
-        raise CompareError("`base_to_new` needs `clip`, and no `leave_one_out`.")
+    protocol, budget = problems.split_options(options)
+    check_given(vit, clip, size, test, template, cache, say, protocol)
     found = [with_tests(data.read_folder(root, layout=layout, skip=skip), divisions.SHARE)]
     found += [] if test is None else [with_tests(read_tests(test, found[0].layout, skip), 1)]
     say("\n".join(map(str, found)))
@@ -226,14 +216,37 @@ def folder(
     return replace(_problem(stores, protocol, budget, template, title, say), again=again)
 
 
+def check_given(
+    vit: Any,
+    clip: Any,
+    size: Any,
+    test: Any,
+    template: Any,
+    cache: Any,
+    say: Any,
+    protocol: Protocol,
+) -> None:
+    """Require arguments of :func:`folder` before anything is read."""
+    check.optional(check.count, "size", size)
+    check.text("template", template)
+    if template.count("{}") != 1:
+        raise check.wrong("template", "have one {} for the name of a class", repr(template))
+    for name, path in {"cache": cache, "test": test}.items():
+        check.optional(path_of, name, path, of="folder")
+    check.function("say", say)
+    if (vit is None) == (clip is None):
+        raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
+    if protocol.base_to_new and (protocol.leave_one_out or clip is None):
+        raise CompareError("`base_to_new` needs `clip`, and no `leave_one_out`.")
+
+
 _OPTIONS = [
     Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
     for kind in (Protocol, Budget)
     for one in fields(kind)
 ]
-folder.__signature__ = signature(
-    folder
-).replace(  # type: ignore[attr-defined]
+_folder: Any = folder
+_folder.__signature__ = signature(folder).replace(
     parameters=[*list(signature(folder).parameters.values())[:-1], *_OPTIONS]
 )
 
@@ -272,7 +285,10 @@ def read(
 ) -> str:
     """Read all files once, refuse doubts, print notes, and return the digest of the files."""
     how: dict[str, Any] = {"words": words, "shots": protocol.shots}
-    more = {"test": found[1] if len(found) > 1 else None, "leave_one_out": protocol.leave_one_out}
+    more: dict[str, Any] = {
+        "test": found[1] if len(found) > 1 else None,
+        "leave_one_out": protocol.leave_one_out,
+    }
     reading = data.examine(found[0], **how, **more)
     for note in reading.notes:
         say(f"  {note}")
@@ -312,12 +328,7 @@ def _problem(
 ) -> Problem:
     """Make the problem of images, and of further tests."""
     store = stores[0]
-    if protocol.leave_one_out and len(store.folder.domain_names) < 2:
-        raise CompareError("`leave_one_out` needs a folder with two domains or more.")
-    parts = parts_of(store, protocol)
-    for name, part in parts.items():
-        pairs = [("transfer", transferred(other, part.folder)) for other in stores[1:]]
-        parts[name] = part._replace(further={**part.further, **dict(pairs)})
+    parts = parts_of(stores, protocol)
     first = next(iter(parts.values())).folder
     clients, division = divided_once(first, protocol)
     say(f"clients {clients}, seed 0\n{division}")
@@ -329,39 +340,36 @@ def _problem(
     given = budget.given(mean)
     divide = partial(divided, clients=clients, shots=protocol.shots)
     of = {
-        name: data_of(
-            store,
-            part,
-            divide,
-            protocol,
-            settings_of(store, part, template, protocol.base_to_new, given),
-        )
+        name: data_of(store, part, divide, protocol, settings_of(store, part, template, given))
         for name, part in parts.items()
     }
     columns, compared = columns_of(protocol, len(stores) > 1)
-
-    def pictures(partition: str, places: Tensor) -> Tensor:
-        keep = torch.from_numpy(parts[partition].keep)
-        return store.network.preparation.normalized(store.levels[keep[places]])
-
-    def made() -> dict[str, Any]:
-        known = {name: [each.known[name] for each in stores] for name in store.known}
-        known |= {"network": store.network.fingerprint, "layout": store.folder.layout}
-        known |= {"template": template}
-        return {**known, **vars(protocol), "clients": clients, **given}
-
+    options = {"template": template, **vars(protocol), "clients": clients, **given}
     return Problem(
         title=title,
         partitions={name: f"{part.words}{clients}" for name, part in parts.items()},
         data=lambda partition, seed: of[partition],
         columns=columns,
         compared=compared,
-        made=made,
+        made=partial(made_of, stores, options),
         network=store.network,
         class_names={name: part.folder.class_names for name, part in parts.items()},
-        pictures=pictures,
+        pictures=partial(pictures, store, parts),
         cache=sum(len(each.folder) * each.network.inputs.numel() for each in stores),
     )
+
+
+def pictures(store: Store, parts: Mapping[str, Part], partition: str, places: Tensor) -> Tensor:
+    """Return the images at some places of a partition, as the network takes them."""
+    keep = torch.from_numpy(parts[partition].keep)
+    return store.network.preparation.normalized(store.levels[keep[places]])
+
+
+def made_of(stores: Sequence[Store], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a problem is made from: images, network, and options."""
+    network, layout = stores[0].network.fingerprint, stores[0].folder.layout
+    known = {name: [each.known[name] for each in stores] for name in stores[0].known}
+    return {**known, "network": network, "layout": layout, **options}
 
 
 def _tokens(stores: Sequence[Store]) -> int:
@@ -403,8 +411,19 @@ def columns_of(protocol: Protocol, test: bool) -> tuple[dict[str, str], tuple[st
     return {**columns, **(problems.NEWCOMERS if protocol.newcomers else {})}, compared
 
 
-def parts_of(store: Store, protocol: Protocol) -> dict[str, Part]:
-    """Return the partitions of a protocol: one, or one for each domain that is left out."""
+def parts_of(stores: Sequence[Store], protocol: Protocol) -> dict[str, Part]:
+    """Return the partitions of a protocol, with the tests of another folder."""
+    if protocol.leave_one_out and len(stores[0].folder.domain_names) < 2:
+        raise CompareError("`leave_one_out` needs a folder with two domains or more.")
+    parts = _parts(stores[0], protocol)
+    for name, part in parts.items():
+        pairs = [("transfer", transferred(other, part.folder)) for other in stores[1:]]
+        parts[name] = part._replace(further={**part.further, **dict(pairs)})
+    return parts
+
+
+def _parts(store: Store, protocol: Protocol) -> dict[str, Part]:
+    """Return one partition, or one for each domain that is left out."""
     found = store.folder
     if protocol.base_to_new:
         base, new = protocols.base_to_new(found.labels, found.class_names)
@@ -468,11 +487,11 @@ def data_of(
 ) -> Data:
     """Return the data of a partition."""
 
-    def further(name: str, family: str, *where: str) -> Further | None:
+    def further(name: str, family: str, kind: str, device: str) -> Further | None:
         source, places, labels, names, trained = part.further[name]
         if names is not None and family != "CLIP":
             return None  # these methods learn something for each class
-        every = source.inputs(places, family, *where, torch.arange(len(places)))
+        every = source.inputs(places, family, kind, device, torch.arange(len(places)))
         return Further(every, torch.from_numpy(labels), names and worded(names), trained)
 
     inputs, labels = partial(store.inputs, part.keep), torch.from_numpy(part.folder.labels)
@@ -489,7 +508,7 @@ def data_of(
 
 
 def settings_of(
-    store: Store, part: Part, template: str, base_to_new: bool, budget: Mapping[str, Any]
+    store: Store, part: Part, template: str, budget: Mapping[str, Any]
 ) -> dict[str, Setting]:
     """Return the settings of a network: with a CLIP, that of its image tower, too."""
     made, class_names = store.network, part.folder.class_names
@@ -499,7 +518,7 @@ def settings_of(
         found["CLIP"] = ClipSetting(
             tower=made.tower, class_names=names, template=template, **budget
         )
-        if base_to_new:  # others learn something for each class
+        if "new" in part.further:  # others learn something for each class
             return found
     trunk: Any = prepared_trunk(made.trunk, made.preparation.normalized)
     return {**found, "one model": VitSetting(trunk=trunk, num_classes=len(class_names), **budget)}

@@ -123,8 +123,8 @@ def _write(
             file.write(start.to_bytes(8, "little"))
             file.seek(0)
             _head(file, (len(places), *shape), kind)
-        with part.open("rb") as file:
-            name = f"{made}-{stamps.of_file(file)}.images"
+        with part.open("rb") as whole:
+            name = f"{made}-{stamps.of_file(whole)}.images"
         part.replace(cache / name)
     finally:
         part.unlink(missing_ok=True)

@@ -65,12 +65,14 @@ def run(
     where = figures, progress, checkpoint
     with torch.device(trial.setting.device):
         now, sent, passes, listed = _rounds(method, trial, group, *where)
-    common = {"clients": trial.tested, "newcomers": (), "shared": shared, "group": group}
+    common: dict[str, Any] = {"clients": trial.tested, "newcomers": (), "shared": shared}
+    common |= {"group": group}
     with counted_passes() as counts:
         found = evaluate(method, trial.federation, now, trial.tests, **common)
     passes += Counter(clients=counts.total(), all=counts.total())
     new = [client for client in trial.newcomers if trial.has_tests(client)]
-    options = {"clients": (), "newcomers": new, "steps": OWN_STEPS, "group": group}
+    options: dict[str, Any] = {"clients": (), "newcomers": new, "steps": OWN_STEPS}
+    options |= {"group": group}
     received = evaluate(method, trial.federation, now, trial.tests, **options)
     bits = {**_tested(trial), "right": _right(found.predicted, trial.tests.labels, shared)}
     for name, (inputs, labels, class_names, _) in trial.further.items():
@@ -80,7 +82,7 @@ def run(
         bits[f"{name}.right"] = _right(other.predicted, labels, shared)
     record = {**found, **received, **accuracies(bits), **uses(trial)}
     record["clients"] = _by_name(trial, bits, {**found.clients, **received.clients})
-    record["predicted"] = max(len(each.unique()) for each in found.predicted.values())
+    record["predicted"] = max(len(torch.unique(each)) for each in found.predicted.values())
     turns = trial.setting.rounds * (trial.setting.cohort_size or len(trial.setting.clients))
     record |= _costs(sent, passes, turns)
     names = dict.fromkeys(name for each in listed for name in each)
@@ -178,7 +180,7 @@ def _tested(trial: Trial) -> Bits:
     if tests.own is not None:
         weights = torch.zeros(len(clients), len(labels), dtype=torch.bool)
         for line, client in enumerate(clients):
-            weights[line, tests.own[client].cpu()] = True
+            weights[line, torch.as_tensor(tests.own[client]).cpu()] = True
     else:
         cells = labels if tests.cells is None else tests.cells.cpu()
         mixes: Any = tests.mixes

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from fedprompt.methods.setting import Inputs, check_inputs, owned
 
 Measured = Callable[[Trial, Method, Round], Mapping[str, float]]
 """Function from a trial, a method and a round to further figures."""
-Made = TypeVar("Made")
 
 COLUMNS = {
     "full": "all tests",
@@ -91,17 +90,19 @@ class Budget:
         return {"batch_size": int(min(max(mean / 4, 4), 32)), **found}
 
 
-def split_options(given: Mapping[str, Any], *kinds: type[Made]) -> list[Made]:
-    """Make dataclasses from arguments.
+def split_options(given: Mapping[str, Any]) -> tuple[Protocol, Budget]:
+    """Make a protocol and a budget from arguments.
 
     Raises:
-        TypeError: If no dataclass has an argument.
+        TypeError: If neither has an argument.
     """
-    named = [{one.name for one in fields(kind)} for kind in kinds]  # type: ignore[arg-type]
-    if unknown := sorted(given.keys() - set().union(*named)):
-        raise TypeError(f"`{unknown[0]}` must be an argument, such as {min(set().union(*named))}.")
-    sides = [{name: given[name] for name in names & given.keys()} for names in named]
-    return [kind(**side) for kind, side in zip(kinds, sides, strict=True)]
+    sides = [
+        {one.name: given[one.name] for one in fields(kind) if one.name in given}
+        for kind in (Protocol, Budget)
+    ]
+    if unknown := sorted(given.keys() - sides[0].keys() - sides[1].keys()):
+        raise TypeError(f"`{unknown[0]}` must be an argument, such as `rounds`.")
+    return Protocol(**sides[0]), Budget(**sides[1])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +153,7 @@ class Data:
             pairs = list(zip(shards, map(torch.from_numpy, tried), strict=True))
             shards, own = [part[~of] for part, of in pairs], [part[of] for part, of in pairs]
         test_labels = labels if validate else self.test_labels
-        places = torch.arange(len(test_labels)) if own is None else torch.cat([*own]).unique()
+        places = torch.arange(len(test_labels)) if own is None else torch.unique(torch.cat([*own]))
         inputs = self.inputs(*where, torch.cat(shards))
         tests = (self.inputs if validate else self.tests)(*where, places)
         kept: dict[str, Any] = dict(self.mixes)
@@ -234,7 +235,7 @@ class Problem:
 
     def divisions(self, seeds: Sequence[int]) -> dict[str, dict[str, str]]:
         """Return a digest of the division of each seed, by partition."""
-        found = {}
+        found = dict[str, dict[str, str]]()
         for partition in self.partitions:
             found[partition] = {}
             for seed in seeds:
@@ -323,14 +324,6 @@ def problem(
         newcomers=newcomers,
     )
 
-    def made() -> dict[str, Any]:
-        sides = {"inputs": inputs, "tests.inputs": tests.inputs}
-        known = {name: stamps.of_inputs(side) for name, side in sides.items()}
-        known["labels"] = stamps.digest(stamps.told([labels, tests.labels]))
-        known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))
-        parts = {f"setting.{name}": each for name, each in stamps.of_setting(setting).items()}
-        return {**known, **parts, "newcomers": newcomers, "figures": stamps.known(figures)}
-
     divide(np.random.default_rng(0))
     given: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
     own = tests.own is not None
@@ -340,10 +333,21 @@ def problem(
         partitions={"": ""},
         data=lambda partition, seed: data,
         columns={**columns, **(NEWCOMERS if newcomers else {})},
-        made=made,
+        made=partial(_made_of, data, tests, figures),
         figures=figures,
         again=partial(problem, inputs, labels, clients, tests, figures=figures, **given),
     )
+
+
+def _made_of(data: Data, tests: HeldOut, figures: Measured | None) -> dict[str, Any]:
+    """Return what a problem is made from: all inputs, labels, and the setting."""
+    (setting,) = data.settings.values()
+    sides = {"inputs": data.inputs(), "tests.inputs": tests.inputs}  # type: ignore[call-arg]
+    known: dict[str, Any] = {name: stamps.of_inputs(side) for name, side in sides.items()}
+    known["labels"] = stamps.digest(stamps.told([data.labels, tests.labels]))
+    known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))
+    known |= {f"setting.{name}": each for name, each in stamps.of_setting(setting).items()}
+    return {**known, "newcomers": data.newcomers, "figures": stamps.known(figures)}
 
 
 def check_parts(

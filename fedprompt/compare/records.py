@@ -71,7 +71,7 @@ def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
     return place
 
 
-def _check_same(place: Path, stamp: dict[str, Any]) -> dict[str, Any]:
+def _check_same(place: Path, stamp: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the stamp of the run in a folder, or the new one if nothing has finished there."""
     known = _read_run(place / RUN)
     if not (place / LINES).exists():

@@ -126,7 +126,8 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
             name = f"{stem(named)}{f'-rank{ranks.rank()}' if ranks.rank() else ''}"
             records.write_arrays(one.folder / "bits" / f"{name}.npz", measure.packed(done.bits))
             try:
-                _save(one, trial, method, done.now)
+                if method is not None and done.now is not None:
+                    _save(one, trial, method, done.now)
             except ValueError as error:  # the figures of the row are right all the same
                 unsaved["unsaved"] = line_of(error)
         return named | records.origin() | records.rounded(done.figures) | unsaved, done.bits
@@ -156,7 +157,7 @@ def _finished(
     return method, done
 
 
-def _save(one: Run, trial: Trial, method: Method | None, now: fp.Round | None) -> None:
+def _save(one: Run, trial: Trial, method: Method, now: fp.Round) -> None:
     """Save the classifier of each client of this rank, or the one of all clients.
 
     Raises:
@@ -164,7 +165,7 @@ def _save(one: Run, trial: Trial, method: Method | None, now: fp.Round | None) -
     """
     name = named_method(one.row)
     pictures = getattr(one.problem, "pictures", None)
-    if None in (pictures, one.folder, name, method, now):
+    if pictures is None or one.folder is None or name is None:
         return
     few = torch.arange(min(2, len(trial.places)))
     tests = (

@@ -18,7 +18,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def digest(*parts: Any) -> str:
     return hashed(json.dumps(parts, sort_keys=True, default=str).encode())
 
 
-def hashed(content: bytes | memoryview) -> str:
+def hashed(content: Any) -> str:
     """Return a digest of bytes."""
     return hashlib.sha256(content).hexdigest()[:LENGTH]
 
@@ -87,13 +87,13 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
     raise UntoldError(f"a value of type {kind.__name__}")
 
 
-def _bytes(values: Tensor | np.ndarray) -> memoryview:
+def _bytes(values: Tensor | np.ndarray) -> Any:
     """Return the bytes of an array or a tensor, of which NumPy may not know the dtype."""
     if isinstance(values, Tensor):
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if values.dtype.hasobject:
         raise UntoldError("an array of objects")
-    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def named(value: Any) -> list[str]:
@@ -237,7 +237,7 @@ def _is_own(name: str) -> bool:
         return False
 
 
-def of_file(file: BinaryIO) -> str:
+def of_file(file: Any) -> str:
     """Return a digest of the rest of a file."""
     return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
 
@@ -245,7 +245,7 @@ def of_file(file: BinaryIO) -> str:
 def of_inputs(inputs: Any) -> str:
     """Return a digest of all inputs, which are read once, in parts."""
     total = hashlib.sha256()
-    for part in torch.arange(len(inputs)).split(CHUNK):
+    for part in torch.split(torch.arange(len(inputs)), CHUNK):
         total.update(json.dumps(told(inputs[part])).encode())
     return total.hexdigest()[:LENGTH]
 

@@ -111,10 +111,9 @@ class View:
             known = [side for side in sides if side is not None]
             if len(known) < len(sides):
                 return None
-            whole = all(side.parts is not None for side in known)
-            parts = (
-                np.concatenate([side.parts / len(known) for side in known], -1) if whole else None
-            )
+            listed = [side.parts for side in known if side.parts is not None]
+            whole = len(listed) == len(known)
+            parts = np.concatenate(listed, -1) / len(known) if whole else None
             return Figure(np.mean([side.values for side in known], 0), parts)
         seeds = self.by_row[title]
         values = measured(seeds, column)

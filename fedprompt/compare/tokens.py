@@ -81,7 +81,7 @@ class Tokens:
             for path, shape in shapes.items():
                 kind = one.dtype if path == paths[0] else np.dtype("S16")
                 np.lib.format.open_memmap(path, "w+", kind, shape).flush()
-        return tuple(np.load(path, mmap_mode=mode) for path in paths)  # type: ignore[return-value]
+        return tuple(np.load(path, mmap_mode=mode) for path in paths)
 
 
 def _digest(tokens: np.ndarray) -> bytes:

@@ -3,6 +3,8 @@
 Every engine runs the same objects: one process, ranks, Flower.
 """
 
+from __future__ import annotations  # signatures have the short names of types
+
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -29,17 +31,17 @@ CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
 
-_Answer = Callable[[int, State], Message]
-_Step = Callable[[int, Mapping[int, Message], State], State]
-_Client = Callable[[Any, Message, State], tuple[Message | None, State]]
-_Predict = Callable[[Any, Message, State], nn.Module]
-_Form = Callable[[int], Message]
+AnswerFunction = Callable[[int, State], Message]
+StepFunction = Callable[[int, Mapping[int, Message], State], State]
+ClientFunction = Callable[[Any, Message, State], tuple[Message | None, State]]
+PredictFunction = Callable[[Any, Message, State], nn.Module]
+FormFunction = Callable[[int], Message]
 
 
 class _ServerParts(NamedTuple):
     state: State
-    answer: _Answer
-    step: _Step
+    answer: AnswerFunction
+    step: StepFunction
     changes: bool | None
     empty: bool | None
 
@@ -61,6 +63,18 @@ class Server(_ServerParts):
         empty: Whether a round without payloads takes a step with ``{}``, such as one that adds
             noise (True), or keeps the state (False). If None, it keeps the state, and a cohort
             without clients warns.
+
+    Example:
+        A server that counts the payloads of all rounds. The count is also its broadcast.
+
+        >>> def answer(client, state):
+        ...     return {"count": state["count"]}
+        >>> def step(server_round, payloads, state):
+        ...     return {"count": state["count"] + len(payloads)}
+        >>> import torch
+        >>> server = Server({"count": torch.tensor(0)}, answer, step)
+        >>> server.step(0, {3: {}, 7: {}}, server.state)
+        {'count': tensor(2)}
     """
 
     __slots__ = ()
@@ -68,11 +82,11 @@ class Server(_ServerParts):
     def __new__(
         cls,
         state: State,
-        answer: _Answer,
-        step: _Step,
+        answer: AnswerFunction,
+        step: StepFunction,
         changes: bool | None = None,
         empty: bool | None = None,
-    ) -> "Server":
+    ) -> Server:
         """Make a server of functions."""
         check.instance("state", state, Mapping, "be a tree of a dict")
         check.function("answer", answer)
@@ -98,11 +112,11 @@ class Clients(Protocol):
 
 
 class _MethodParts(NamedTuple):
-    client: _Client
+    client: ClientFunction
     server: Server
-    predict: _Predict
+    predict: PredictFunction
     exchanges: int
-    form: _Form | None
+    form: FormFunction | None
     wrappers: tuple[str, ...]
     setting: Any
     name: str
@@ -134,21 +148,40 @@ class Method(_MethodParts):
             None, the data are yours.
         name: Name and plain values, such as "fedprox(learning_rate=0.01)", by which its rounds are
             told from others. Functions with ``methods.register`` fill it.
+
+    Example:
+        The mean of numbers that clients hold. A prediction is a module.
+
+        >>> from fedprompt import averaging_server, collect, load_values, run_rounds, snapshot
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> def client(data, answer, state):
+        ...     nn.init.constant_(model.weight, data.number)
+        ...     return collect(model, weight=1.0), state
+        >>> def predict(data, answer, state):
+        ...     load_values(model, answer)
+        ...     return model
+        >>> method = Method(client, averaging_server(snapshot(model)), predict)
+        >>> class Data:
+        ...     def __init__(self, client):
+        ...         self.id, self.number = client, 10.0 * client
+        >>> *_, now = run_rounds(method, lambda client, server_round: Data(client), [[1, 2]])
+        >>> now.model(method, Data(1)).weight.item()
+        15.0
     """
 
     __slots__ = ()
 
     def __new__(
         cls,
-        client: _Client,
+        client: ClientFunction,
         server: Server,
-        predict: _Predict,
+        predict: PredictFunction,
         exchanges: int = 1,
-        form: _Form | None = None,
+        form: FormFunction | None = None,
         wrappers: tuple[str, ...] = (),
         setting: Any = None,
         name: str = "",
-    ) -> "Method":
+    ) -> Method:
         """Make a method of functions."""
         check.function("client", client)
         check.instance("server", server, Server, "be a Server(state, answer, step)")
@@ -193,6 +226,12 @@ class Round(_Parts):
         origin: Description of the method that made the round. Another method refuses the round. If
             empty, as in ``Round(*now)``, the round is not compared.
         images: Digest of the inputs on which a client made its state, by its id as a string.
+
+    Example:
+        >>> now = Round(4, {"values": {}}, {"0": {"seen": 12}, "1": {}})
+        >>> server_round, server, clients = now
+        >>> server_round, clients["0"], sorted(now.stateful)
+        (4, {'seen': 12}, ['0'])
     """
 
     stateful: frozenset[str] = frozenset()
@@ -207,7 +246,7 @@ class Round(_Parts):
         stateful: Iterable[str] = (),
         origin: Mapping[str, str] | None = None,
         images: Mapping[str, str] | None = None,
-    ) -> "Round":
+    ) -> Round:
         """Make a round."""
         made = super().__new__(cls, server_round, server, clients)
         check.iterable("stateful", stateful, "ids of clients, as strings")
@@ -219,7 +258,7 @@ class Round(_Parts):
             setattr(made, name, dict(texts))
         return made
 
-    def _replace(self, **changes: Any) -> "Round":
+    def _replace(self, **changes: Any) -> Round:
         return Round(**{**self._asdict(), **vars(self), **changes})
 
     def check_made_by(self, method: Method, argument: str = "now") -> None:

@@ -116,12 +116,11 @@ class Trunk(Protocol):
     num_features: int
     patch_size: int
 
-    def embed(
-        self, images: Num[Tensor, "batch channels height width"]
-    ) -> tuple[Float[Tensor, "batch seq dim"], Any]:
+    def embed(self, images: Num[Tensor, "batch ..."]) -> tuple[Float[Tensor, "batch seq dim"], Any]:
         """Return tokens and a context (rotary tables, masks) that is passed to each block.
 
-        Positions and the first norm are included in the tokens.
+        Positions and the first norm are included in the tokens. The trunk decides what it takes,
+        such as images, spectrograms or token ids, and refuses other inputs here.
         """
 
     def block(

@@ -189,7 +189,7 @@ def fedl2g(
         by_features: Whether guides are those of features (FedL2G-f, with a server rate of 100), and
             not those of logits (FedL2G-l, .1).
         changes: Fields of :class:`~fedprompt.methods.NetworkSetting`, and arguments of
-            :func:`fedprompt.methods.fedl2g_l`.
+            ``methods.fedl2g_l``.
 
     Raises:
         ValueError: If a change is neither a field nor an argument.

@@ -20,7 +20,7 @@ _Begun = tuple[Tensor, list[int], Any]
 
 def encode_prompted(
     trunk: Trunk,
-    images: Num[Tensor, "batch channels height width"],
+    images: Num[Tensor, "batch ..."],
     *streams: PromptStream,
     depth: int | None = None,
     dtype: torch.dtype | None = None,
@@ -39,8 +39,9 @@ def encode_prompted(
 
     Args:
         trunk: Frozen backbone from :func:`vit_trunk`, or a custom :class:`Trunk`.
-        images: Input images of the backbone. A trunk from :func:`vit_trunk` takes floating-point
-            images and casts them to its dtype; a custom one may take uint8.
+        images: Inputs of the trunk. A trunk from :func:`vit_trunk` takes floating-point images
+            (batch, channels, height, width) and casts them to its dtype. A custom one may take
+            uint8, spectrograms or token ids.
         *streams: Streams from prompt modules, or made by hand. Their tokens are cast to the dtype
             of the backbone. Without streams, the backbone is unchanged.
         depth: Number of blocks after which the pass ends. The last norm and the pooling follow in
@@ -120,10 +121,7 @@ def encode_from(
 
 
 def encode_front(
-    trunk: Trunk,
-    images: Num[Tensor, "batch channels height width"],
-    *streams: PromptStream,
-    start: int,
+    trunk: Trunk, images: Num[Tensor, "batch ..."], *streams: PromptStream, start: int
 ) -> Float[Tensor, "batch seq dim"]:
     """Run the first blocks of a trunk, so that :func:`encode_from` can go on from there.
 
@@ -132,7 +130,7 @@ def encode_front(
 
     Args:
         trunk: Frozen backbone.
-        images: Input images of the backbone.
+        images: Inputs of the trunk, such as images.
         *streams: Streams whose prompts of layers below `start` enter, for example the frozen
             prompts of another training stage. The tokens are valid until these prompts change.
             Prompts of later layers are not read.
@@ -184,7 +182,6 @@ def pooled_features(
 
 def _embedded(trunk: Trunk, images: Tensor, streams: _Streams) -> _Begun:
     """Return the tokens of images, the number of prompts of each stream (none), and the context."""
-    check.images(images, any_dtype=True)
     tokens, context = trunk.embed(images)
     _streams.check_fit(streams, tokens)
     return tokens, [0 for _ in streams], context

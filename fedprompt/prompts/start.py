@@ -14,7 +14,7 @@ from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
 
 
 @torch.no_grad()
-def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height width"]) -> Weighted:
+def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch ..."]) -> Weighted:
     """Average the patch tokens before each block, over images and positions.
 
     The result is an entry, so :func:`weighted_mean` averages it over batches and over clients.
@@ -23,7 +23,7 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
 
     Args:
         trunk: Frozen backbone, which runs once without prompts.
-        images: Input images of the backbone; a few dozen are enough.
+        images: Inputs of the trunk, such as images; a few dozen are enough.
 
     Returns:
         Mean tokens (depth, dim) in float32. Their weight is the number of images.
@@ -39,7 +39,6 @@ def mean_patch_tokens(trunk: Trunk, images: Num[Tensor, "batch channels height w
         >>> torch.testing.assert_close(mean, mean_patch_tokens(trunk, images))
     """
     depth_of(trunk, None)
-    check.images(images, any_dtype=True)
     check.some("images", len(images), "contain at least one image")
     tokens, context = trunk.embed(images)
     check.require(tokens.shape[1] != trunk.prefix, "images", "have at least one patch", images)

@@ -336,7 +336,7 @@ IMAGE_ARGUMENTS = [
         [[], "lora_", ["lora_"], [nn.Linear(2, 2)], nn.Parameter(zeros(2))], [None])}),
     (check.trunk, {"trunk": PlainTrunk(), "images": zeros(2, 3, 16, 16)}, {
         "trunk": (["vit"], []), "forward": ([3], [None]),
-        "images": ([zeros(1, 3, 16, 16), zeros(2, 3, 16, 16).byte()], [zeros(2, 3, 16, 16)])}),
+        "images": ([zeros(1, 3, 16, 16)], [zeros(2, 3, 16, 16)])}),
     (check.text_encoder, {"encoder": tower(), "names": CLASS_NAMES}, {
         "encoder": ([3], []), "names": ([["cat"], tower().class_names(["cat"])], [
         tower().class_names(["cat", "dog"])]), "expected": ([zeros(4, 12)], [None])}),

@@ -11,6 +11,7 @@ from PIL import Image
 
 import fedprompt as fp
 from fedprompt.backbones.pretrained import network
+from fedprompt.compare import Classifier
 from fedprompt.compare.classifier import function_of, load, predict, save
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
 from other_device import other_device
@@ -108,6 +109,7 @@ def test_a_folder_alone_is_enough_in_any_precision(folders):
         one = load(folders / name).predict(images[2])
         torch.testing.assert_close(one.probabilities, expected[2:3])
         assert load(folders / name).predict([]).probabilities.shape == (0, 3)
+        assert isinstance(load(folders / name), Classifier)  # one for both families
         for model in (load(folders / name, dtype=torch.bfloat16), load(folders / name).half()):
             found = model.predict(images).probabilities
             torch.testing.assert_close(found, expected, rtol=0, atol=0.05)

@@ -204,3 +204,34 @@ compare.problem(1, 2, 3, 4, setting=5) -> TypeError: `setting` must be a Setting
 digits(newcomers=3) -> ValueError: `newcomers` must be below 3, the clients; got 3.
 digits(cohort_size=4) -> ValueError: `cohort_size` must be at most 3, the clients that train; got 4.
 """)
+
+
+@pytest.mark.parametrize(
+    ("kind", "methods"),
+    [
+        ("vit", ["fedproto", "fedvpt", "perfedavg", "fedbabu"]),
+        ("clip", ["pfedmoap", "promptfl", "head_tuning"]),
+    ],
+)
+def test_accuracies_of_loaded_classifiers_are_those_of_the_records(kind, methods, tmp_path):
+    root = folder(tmp_path / "images", "{split}/{domain}/{name}", count=9)
+    network = {"vit": "digits-B"} if kind == "vit" else {"clip": "emoji"}
+    given = {**network, "layout": "split/domain/class", "rounds": 2, "steps": 2}
+    results = compare.run(compare.folder(root, **given), methods, seeds=1, out=tmp_path / "out")
+    found = read_folder(root, layout="split/domain/class")
+    tested = np.flatnonzero(found.split == "test")
+    assert not results.failures()
+    for record in results.found:
+        if record["row"] == rows.CONSTANT:
+            continue
+        for client in ("art", "photo"):
+            model = results.classifier(record["row"], client=client)
+            own = tested[found.domains[tested] == found.domain_names.index(client)]
+            names, _ = model.predict([found.paths[place] for place in own])
+            right = [
+                name == found.class_names[k]
+                for name, k in zip(names, found.labels[own], strict=True)
+            ]
+            expected = record["clients"][client]["own"]
+            assert np.mean(right) == pytest.approx(expected, abs=1e-6), record["row"]
+            assert model.class_names == list(found.class_names)

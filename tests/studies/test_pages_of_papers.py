@@ -1,7 +1,6 @@
 """Pages of the four papers: one call with the paper's values, and a place for each of its parts."""
 
 import ast
-import importlib
 import inspect
 import re
 from fnmatch import fnmatch
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import fedprompt
+from fedprompt import interfaces, methods
 from fedprompt.methods import METHODS
 from studies import papers
 
@@ -20,11 +21,9 @@ PAGES = {
     "fedotp": ("fedotp", "fedotp_classical", "fedotp_average"),
 }
 """Methods of each page, which is named as its paper."""
-PART = re.compile(
-    r"\{(?:py:)?(?:func|class|meth|attr|data|mod)\}`~?(?P<name>[\w.]+)`"
-    r"|`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`|`(?P<setting>[\w.*-]+)`"
-)
+PART = re.compile(r"`(?P<argument>\w+)=[^`]*`|`(?P<name>[\w.*-]+)`")
 REASON = "not here, because "
+OURS = ("selector.keys", "private.context")  # parts of modules that the pages make
 
 
 def section(page, title):
@@ -34,15 +33,14 @@ def section(page, title):
 
 
 def found(name):
-    """Return the object of a dotted name, or a field of a dataclass."""
-    parts = name.split(".")
-    thing = importlib.import_module(parts[0])
-    for place, part in enumerate(parts[1:], 2):
+    """Return the public object of a dotted name, or a field of a dataclass, or None."""
+    if (entry := METHODS.get(name.removeprefix("methods."))) is not None:
+        return entry.make
+    thing = methods if hasattr(methods, name.split(".")[0]) else fedprompt
+    for part in name.split("."):
         if part in getattr(thing, "__annotations__", {}):
             return thing
-        if not hasattr(thing, part):
-            importlib.import_module(".".join(parts[:place]))
-        thing = getattr(thing, part)
+        thing = getattr(thing, part, getattr(interfaces, part, None))
     return thing
 
 
@@ -52,17 +50,16 @@ def matched(page, cell):
     parts, names, last = [], set(), None
     for part in PART.finditer(cell):
         kind, text = part.lastgroup, part[part.lastgroup]
+        chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
         if kind == "argument":
             known = [each for each in (last, *makers) if callable(each)]
             assert any(text in inspect.signature(each).parameters for each in known), part[0]
-        elif kind == "setting":
-            chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
-            if not chosen:  # code of the page, such as a name of its blocks
-                assert not text.startswith(f"{page}-"), part[0]
-                continue
+        elif chosen:
             names |= chosen
+        elif (thing := found(text)) is not None:
+            last = thing
         else:
-            last = METHODS[text].make if kind == "method" else found(text)
+            assert text in OURS or cell.startswith(REASON), part[0]
         parts.append(part[0])
     return parts, names
 

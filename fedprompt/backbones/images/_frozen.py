@@ -104,8 +104,8 @@ class FrozenTrunk(Trunk):
 
         Many models refuse empty batches. These get no tokens of one black image.
         """
-        self.probe.look(images)
         images = fitted(images, self.model, self.sizes())
+        self.probe.look(images)
         some = images if images.shape[0] else images.new_zeros(1, *images.shape[1:])
         tokens, rotary = self.embedded(some)
         return tokens[: images.shape[0]], self.context(tokens, rotary)

@@ -1,21 +1,21 @@
-"""Role ``record``: figures in prose, computed from the records when the pages are built.
+"""Figures in prose: computed from the records, and written between comments of a page.
 
 A page names a file of the records with a partition, one row or several, a column (the accuracy on
-a client's test images, if none is named), and a form::
+a client's test images, if none is named), and a form. ``python docs/write_pages.py`` writes the
+figure between the comments::
 
-    {record}`mnist/deep-domains; Norms`                           88.4 ± 0.7
-    {record}`mnist/deep-domains; Norms - FedVPT-D`                9.0 ± 1.2
-    {record}`mnist/deep-domains; Norms - FedVPT-D; own; round`    9
-    {record}`mnist/deep-domains; Norms; bytes_up; kB`             83 kB
-    {record}`mnist/deep-domains; LoRA, rank 4 / Norms; bytes_up`  3.4
+    <!-- record mnist/deep-domains; Norms -->88.4 ± 0.7<!-- end -->
+    <!-- record mnist/deep-domains; Norms - FedVPT-D -->9.0 ± 1.2<!-- end -->
+    <!-- record mnist/deep-domains; Norms - FedVPT-D; own; round -->9<!-- end -->
+    <!-- record mnist/deep-domains; Norms; bytes_up; kB -->83 kB<!-- end -->
+    <!-- record mnist/deep-domains; LoRA, rank 4 / Norms; bytes_up -->3.4<!-- end -->
 
 Differences are paired over the common seeds, and ``A - B beyond C - D`` is a difference of two of
-them. Without a form, accuracies have their 95 % interval by Student's t. Commands trace the figures
-of a page to their records, and fill in those of a page that Sphinx does not build::
+them. Without a form, accuracies have their 95 % interval by Student's t. A command traces figures,
+or all figures of a page, to their records::
 
-    python docs/extensions/figures.py "mnist/deep-domains; Norms - FedVPT-D"
-    python docs/extensions/figures.py docs/results/photographs.md
-    python docs/extensions/figures.py --write README.md
+    python docs/figures.py "mnist/deep-domains; Norms - FedVPT-D"
+    python docs/figures.py docs/results/photographs.md
 """
 
 import json
@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-RECORDS = Path(__file__).parents[1] / "results" / "records"
+RECORDS = Path(__file__).parent / "results" / "records"
 COUNTS = ("bytes_up", "bytes_down", "trained", "backward", "kept")
 MINUS = " - | beyond "
-ROLE = re.compile(r"\{record\}`([^`]+)`")
 WRITTEN = re.compile(r"(<!-- record (.*?) -->).*?(<!-- end -->)")
 
 
@@ -116,45 +115,15 @@ def filled(text: str) -> str:
     return WRITTEN.sub(lambda mark: f"{mark[1]}{figure(mark[2])}{mark[3]}", text)
 
 
-def keys(text: str) -> list[str]:
-    """Return the keys of all figures of a text."""
-    return [*ROLE.findall(text), *(mark[1] for mark in WRITTEN.findall(text))]
-
-
-def role(
-    name: str, rawtext: str, text: str, lineno: int, inliner: Any, *_: Any
-) -> tuple[list[Any], list[Any]]:
-    """Return the nodes of a figure, whose key appears under the pointer."""
-    from docutils import nodes  # here, because the tests have no docutils
-
-    try:
-        found = figure(text)
-    except (KeyError, ValueError, OSError) as error:
-        message = f"the records have no figure {text!r}: {error!r}"
-        problem = inliner.reporter.error(message, line=lineno)
-        return [inliner.problematic(rawtext, rawtext, problem)], [problem]
-    records = RECORDS / f"{text.split('/')[0]}.jsonl"
-    inliner.document.settings.env.note_dependency(str(records))
-    shown = found.replace("± ", "±\N{NO-BREAK SPACE}")  # a narrow cell breaks before it
-    node = nodes.abbreviation(found, shown, explanation=text, classes=["record"])
-    return [node], []
-
-
-def setup(app: Any) -> dict[str, bool]:
-    """Register the role."""
-    app.add_role("record", role)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Fill in the figures of a page, or trace the figures of pages and keys."""
-    if arguments[:1] == ["--write"]:
-        for page in map(Path, arguments[1:]):
-            page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
-        return
+    """Trace the figures of pages and keys."""
     for each in arguments:
-        page = each.endswith(".md")
-        found = keys(Path(each).read_text(encoding="utf-8")) if page else [each]
+        found = [each]
+        if each.endswith(".md"):
+            found = [
+                mark[1]
+                for mark in WRITTEN.findall(Path(each).read_text(encoding="utf-8"))
+            ]
         print("\n".join(map(trace, found)))
 
 

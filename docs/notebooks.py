@@ -1,7 +1,7 @@
 """Write pages as Jupyter notebooks, so that a reader can download and run them.
 
-They are committed, because Colab opens them from the repository. After you change such a page,
-build the documentation or run ``python docs/extensions/notebook.py``.
+They are committed, because Colab opens them from the repository. After you change such a page, run
+``python docs/write_pages.py``.
 """
 
 import json
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1]
+DOCS = Path(__file__).parent
 PAGES = ("getting-started/first-federation", "getting-started/promptfl-with-clip")
 INSTALL = """import subprocess
 import sys
@@ -19,14 +19,13 @@ if "google.colab" in sys.modules:  # Colab has PyTorch, and lacks this library
     command = [sys.executable, "-m", "pip", "install", "--quiet"]
     subprocess.run([*command, "git+{address}"], check=True)"""
 FENCE = re.compile(r"^```(\S+)[^\n]*\n(.*?)^```$\n?", re.MULTILINE | re.DOTALL)
-TITLED = re.compile(r"\{\w+\}`([^`<]+?)\s*<[^`>]*>`")
-PLAIN = re.compile(r"\{\w+\}`([^`]+)`")
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]*\)")
 
 
 def markdown(text: str) -> str:
-    """Replace Sphinx roles by their titles, and remove the link to the notebook."""
-    kept = (line for line in text.splitlines() if not line.startswith("{download}"))
-    return PLAIN.sub(r"`\1`", TITLED.sub(r"\1", "\n".join(kept))).strip()
+    """Replace links to other files by their titles, and remove the link to the notebook."""
+    kept = (line for line in text.splitlines() if ".ipynb)" not in line)
+    return LINK.sub(r"\1", "\n".join(kept)).strip()
 
 
 def cell(kind: str, number: int, text: str) -> dict[str, Any]:
@@ -92,24 +91,5 @@ def notebook(page: str) -> dict[str, Any]:
 
 
 def text_of(page: str) -> str:
-    """Return the text of the notebook of a page, such as "getting-started/your-data"."""
-    made = notebook((DOCS / f"{page}.md").read_text(encoding="utf-8"))
-    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"
-
-
-def write(*_: Any) -> None:
-    """Write the notebooks next to their pages, before Sphinx reads the pages."""
-    for page in PAGES:
-        text, target = text_of(page), DOCS / f"{page}.ipynb"
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
-
-
-def setup(app: Any) -> dict[str, bool]:
-    """Write the notebooks at the start of each build."""
-    app.connect("builder-inited", write)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
-
-
-if __name__ == "__main__":
-    write()
+    """Return the text of the notebook file of a page."""
+    return json.dumps(notebook(page), indent=1, ensure_ascii=False) + "\n"
