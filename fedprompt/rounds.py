@@ -132,13 +132,13 @@ def run_rounds(
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
     engine = _Engine(method, data, images, group, iter(cohorts), share, seed_of(method))
-    now: Round | None = start or Round(-1, method.server.state, {})
-    now.check_made_by(method, "start")
-    check.count("start.server_round", now.server_round, at_least=-1)
-    check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
-    now = now._replace(origin=method.origin)
+    first = start or Round(-1, method.server.state, {})
+    first.check_made_by(method, "start")
+    check.count("start.server_round", first.server_round, at_least=-1)
+    check.names("start.clients", first.clients, "map ids of clients, as strings, to states")
+    now: Round | None
     with kept_streams():
-        engine, now = engine.begun(now)
+        engine, now = engine.begun(first._replace(origin=method.origin))
     while True:
         with kept_streams():
             now = engine.next(now)
@@ -485,7 +485,7 @@ class _Engine(NamedTuple):
 
     def _agreed(self, make: Callable[[], State], server_round: int) -> State:
         """Make a state of the server, which must be the same on all ranks."""
-        made = []
+        made = list[State]()
 
         def digest() -> str:
             with _noted(f"server, round {server_round}"):

@@ -199,9 +199,9 @@ class Method(_MethodParts):
 
         Rounds, clients, devices, functions and inputs are not in it, because they may change.
         """
-        described = getattr(self.setting, "described", dict)()
+        described: Callable[[], dict[str, str]] = getattr(self.setting, "described", dict)
         wrappers = [name for name in self.wrappers if name != "counted"]
-        return {"method": self.name, "wrappers": ", ".join(wrappers), **described}
+        return {"method": self.name, "wrappers": ", ".join(wrappers), **described()}
 
 
 class _Parts(NamedTuple):

@@ -173,7 +173,8 @@ def _with_noise(federation: Federation, client: int, classes: int) -> Federation
         own = whole[shard], federation.labels[shard]
         pairs.append(own if other == client else (noise, labels))
     inputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    parts = torch.arange(len(labels), device="cpu").split([len(part) for _, part in pairs])
+    sizes = [len(part) for _, part in pairs]
+    parts = torch.split(torch.arange(len(labels), device="cpu"), sizes)
     shards = dict(zip(federation.shards, parts, strict=True))
     return replace(federation, inputs=inputs, labels=labels, shards=shards)
 
@@ -183,7 +184,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Tensor and thing.untyped_storage().nbytes() > thing.nbytes:
-            return thing.clone(memory_format=torch.contiguous_format).__reduce_ex__(4)
+            own: Any = thing.clone(memory_format=torch.contiguous_format)
+            return own.__reduce_ex__(4)
         return NotImplemented
 
 

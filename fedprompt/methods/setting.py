@@ -129,7 +129,7 @@ class Setting:
         if cast(Any, self.public) is None:
             self.public = torch.empty(0)
         check.iterable("clients", self.clients, "ids, such as range(100)")
-        if not isinstance(self.clients, Sequence):
+        if not isinstance(cast(Any, self.clients), Sequence):
             self.clients = [*self.clients]
         if len({*self.clients}) < len(self.clients):
             raise check.wrong("clients", "have each id once", check.kind(self.clients))
