@@ -115,8 +115,10 @@ def function_at(place: Any) -> Callable[[Setting], Method]:
         file, _, name = place.rpartition(":")
         spec: Any = spec_from_file_location(Path(file).stem, file)
         check.require(Path(file).is_file() and spec, "method", _IN_A_FILE, repr(place))
-        module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = sys.modules.get(spec.name)
+        if getattr(module, "__file__", None) != spec.origin:  # its functions stay the same
+            module = sys.modules[spec.name] = module_from_spec(spec)
+            spec.loader.exec_module(module)
         place = getattr(module, name, None)
     check.function("method", place, _IN_A_FILE)
     make: Callable[[Setting], Method] = place
