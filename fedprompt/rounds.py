@@ -279,6 +279,9 @@ def coded(method: Method, codec: Codec) -> Method:
         found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
         return server.step(server_round, found, state)
 
+    if begin := getattr(server.step, "begin", None):  # payloads are added as they come
+        step.begin = lambda state: _DecodedSums(begin(state), partial(decoded, state=state))  # type: ignore[attr-defined]
+
     def predict(data: Any, answer: Message, state: State) -> Any:
         return method.predict(data, answer, state.get("client", {}))
 
@@ -291,6 +294,18 @@ def coded(method: Method, codec: Codec) -> Method:
 
     parts: Any = {"client": client, "predict": predict, "form": coded_form}
     return wrapped(method, "coded", server=server._replace(step=step), **parts)
+
+
+class _DecodedSums(NamedTuple):
+    sums: Any
+    decoded: Callable[[int, Any], Message]
+
+    def add(self, client: int, payload: Any) -> None:
+        self.sums.add(client, self.decoded(client, payload))
+
+    def end(self, server_round: int) -> State:
+        state: State = self.sums.end(server_round)
+        return state
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -432,13 +447,22 @@ class _Engine(NamedTuple):
     def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
         """Train clients on this rank, and take the step of the server with all payloads."""
         states = dict(now.clients)
+        alone = self.group is None and clients == sorted(clients)
+        sums, count = calls.sums(now.server) if alone else None, 0
 
         def train() -> dict[str, Any]:
+            nonlocal count
             payloads = dict[int, Message | None]()
             for client in clients:
                 with _noted(f"client {client}, round {now.server_round}"):
-                    payloads[client], states[str(client)] = self._trained(client, now, calls)
-            seen = {str(c): self.images(c) for c in payloads if states[str(c)]}
+                    payload, states[str(client)] = self._trained(client, now, calls)
+                if sums is None or payload is None:
+                    payloads[client] = payload
+                    continue
+                with _noted(f"server, round {now.server_round}; payload of client {client}"):
+                    sums.add(client, payload)
+                count += 1
+            seen = {str(client): self.images(client) for client in clients if states[str(client)]}
             return {"payloads": payloads, "images": seen}
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
@@ -446,6 +470,9 @@ class _Engine(NamedTuple):
         images = {client: seen for tree in trees for client, seen in tree["images"].items()}
         known = {"images": {**now.images, **images}, "stateful": now.stateful | images.keys()}
         now = now._replace(clients=states, **known)
+        if count:  # all payloads have been added
+            server = self._agreed(lambda: calls.summed(sums), now.server_round)
+            return now._replace(server=server)
         payloads = {client: payload for client, payload in sent if payload is not None}
         return now._replace(server=self._stepped(payloads, now, calls))
 

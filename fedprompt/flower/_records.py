@@ -145,7 +145,7 @@ class Plain:
     ) -> tuple[RecordDict, bytes]:
         """Return the arrays of an answer, with the config of the round."""
         place = {"fingerprint": dict(header.fingerprint), "meta": dict(header.meta)}
-        own = {_ROUND: header.server_round + 1, _MESSAGE: json.dumps(place)}
+        own: dict[str, Any] = {_ROUND: header.server_round + 1, _MESSAGE: json.dumps(place)}
         arrays = arrays_of(answer)
         records = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, **own})})
         return records, _bytes_of(arrays) + json.dumps(place).encode()
@@ -160,8 +160,11 @@ class Plain:
         others = sorted(key for key in config if key not in (_ROUND, _MESSAGE))
         rule = "be empty, because a method reads its setting; for a modifier, pass it as `mods`"
         check.require(configured or not others, "config", rule, others)
-        place = {"fingerprint": {}, "meta": {}, **json.loads(config.get(_MESSAGE, "{}"))}
-        header = Header(place["fingerprint"], config[_ROUND] - 1, "", place["meta"])
+        place: Any = {"fingerprint": {}, "meta": {}}
+        place |= json.loads(str(config.get(_MESSAGE, "{}")))
+        number: Any = config.get(_ROUND)  # strategies of Flower send nothing else
+        check.count(f"config[{_ROUND!r}]", number)
+        header = Header(place["fingerprint"], number - 1, "", place["meta"])
         same = all(header.fingerprint.get(k) == v for k, v in expect.fingerprint.items())
         check.require(same, "fingerprint", "be of the same backbone", dict(header.fingerprint))
         answer = tensors_of(arrays, expect.message, max_bytes)

@@ -267,7 +267,8 @@ class Wire:
         refused: dict[int, ValueError] = {}
         with kept_streams():
             try:
-                return copied(calls.step(copied(payloads), state))
+                after: State = copied(calls.step(copied(payloads), state))
+                return after
             except ValueError as error:
                 for client, payload in payloads.items():
                     try:

@@ -22,7 +22,7 @@ def figures(model: Any, inputs: Any, labels: Any) -> MetricRecord:
     check.instance("method.predict", model, nn.Module, "return an nn.Module")
     model.eval()
     device = next((part.device for part in [*model.parameters(), *model.buffers()]), "cpu")
-    places = torch.arange(len(labels)).split(_BATCH)
+    places = torch.split(torch.arange(len(labels)), _BATCH)
     logits = torch.cat([model(inputs[part].to(device)).float().cpu() for part in places])
     none = logits.shape[1]  # a prediction with NaN is no class
     classes = torch.where(logits.isnan().any(1), none, logits.argmax(1))
@@ -54,10 +54,10 @@ def checked_figures(records: Any) -> dict[str, float]:
     return found
 
 
-def mean_figures(found: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+def mean_figures(found: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     """Average figures of clients, weighted by images; balanced accuracy over clients."""
     images = sum(each[EXAMPLES] for each in found.values())
-    mean = {"clients": len(found), "images": images}
+    mean: dict[str, Any] = {"clients": len(found), "images": images}
     for name in ("accuracy", "loss"):
         if all(name in each for each in found.values()):
             mean[name] = sum(each[EXAMPLES] * each[name] for each in found.values()) / images

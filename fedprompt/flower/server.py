@@ -117,11 +117,7 @@ class ServerStrategy(Strategy):
         plain: bool = False,
     ) -> None:
         self._wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger, plain)
-        if cohorts is None:
-            rule = "be given to a method without a setting, such as [[0, 1], [1, 2]]"
-            check.require(method.setting is not None, "cohorts", rule, "None")
-            cohorts = method.setting.cohorts()
-        check.iterable("cohorts", cohorts, "cohorts")
+        cohorts = _given_or_drawn(cohorts, method)
         check.instance("start", start, Round | None, "be a Round or None")
         check.flag("plain", plain)
         figures = ("accuracy", "balanced_accuracy", "loss")
@@ -235,7 +231,7 @@ class ServerStrategy(Strategy):
             stateful = {*self._now.stateful, *self._wire.stateful}
             self._now = Round(ended - 1, self._state, {}, stateful, self.method.origin)
             self._untested = bool(self._tested)
-        counts = {"asked": len(self._asked), "accepted": len(payloads)}
+        counts: dict[str, Any] = {"asked": len(self._asked), "accepted": len(payloads)}
         counts |= {name: self._wire.traffic[name] for name in ("bytes_down", "bytes_up")}
         self._handed = self._alone or not self._wire.plain
         readable = self._alone or self._wire.plain
@@ -285,6 +281,17 @@ class ServerStrategy(Strategy):
         for cohort in self._cohorts:
             return nouns.cohort(cohort, server_round)
         raise check.wrong("cohorts", f"have a cohort for round {server_round}", "no more")
+
+
+def _given_or_drawn(
+    cohorts: Iterable[Iterable[int]] | None, method: Method
+) -> Iterable[Iterable[int]]:
+    if cohorts is None:
+        rule = "be given to a method without a setting, such as [[0, 1], [1, 2]]"
+        check.require(method.setting is not None, "cohorts", rule, "None")
+        cohorts = method.setting.cohorts()
+    check.iterable("cohorts", cohorts, "cohorts")
+    return cohorts
 
 
 def _check_plain(method: Method, now: Round) -> None:

@@ -66,6 +66,16 @@ class Calls(NamedTuple):
         self._begin("step")
         return self.method.server.step(self.server_round, payloads, state)
 
+    def sums(self, state: Any) -> Any:
+        """Begin a step that adds payloads as they come, or return None if the server has none."""
+        begin = getattr(self.method.server.step, "begin", None)
+        return begin and begin(copied(state))
+
+    def summed(self, sums: Any) -> Any:
+        """Return the next state of the server after all payloads were added."""
+        self._begin("step")
+        return sums.end(self.server_round)
+
     def predict(self, client: int, data: Any, answer: Any, state: Any) -> nn.Module:
         """Return the prediction of a client for an answer that is its own."""
         self._begin("predict", client)

@@ -19,7 +19,6 @@ from flower_runs import (
     again,
     assert_equal,
     blob_record,
-    grid_of,
     in_process,
     over_grid,
     states_of,
@@ -287,12 +286,3 @@ def test_a_client_whose_state_is_no_tree_is_left_out(log):
     assert_equal(tuple(found), tuple(in_process(method(1), [[1]])))
     (line,) = (line for line in log if "left out" in line)
     assert "be a dict, list" in line
-
-
-def test_nodes_that_run_another_method_are_left_out(log):
-    """A node with one name less sends a payload that the server does not expect."""
-    other = sending(0.0)
-    strategy = strategy_of(method(1), [[0, 1]])
-    strategy.start(grid_of(other), ArrayRecord(), num_rounds=1)
-    assert_equal(strategy.now.server, method(1).server.state)
-    assert sum("left out" in line for line in log) == 2

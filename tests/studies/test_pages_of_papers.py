@@ -12,6 +12,7 @@ import fedprompt
 from fedprompt import interfaces, methods
 from fedprompt.methods import METHODS
 from studies import papers
+from studies.core import content
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGES = {
@@ -83,3 +84,15 @@ def literals(call):
     """Return the keyword arguments of a call, without functions, which no setting can have."""
     constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
     return {each.arg: ast.literal_eval(each.value) for each in constants}
+
+
+def test_what_the_code_of_fedotp_does_is_on_the_page_as_in_the_settings():
+    keys = ("optimizer", "class_order", "cifar_images", "last_batch", "precision", "first_round")
+    text = (FOLDER / "fedotp.md").read_text()
+    for key in (*keys, "classes"):
+        sentence = content("fedotp")["choices"][key]
+        assert f"- {sentence}\n" in text
+        touched = [s for s in papers.settings("fedotp").values() if sentence in s.choices]
+        assert touched
+        assert (key == "class_order") <= all("domain" in s.partition.kind for s in touched)
+        assert ("cifar" in key) <= all("cifar" in s.data for s in touched)
