@@ -74,7 +74,7 @@ def client_app(
         ...     payload = {"head": Weighted(answer["head"] + data, torch.tensor(30.0))}
         ...     return payload, {"rounds": state.get("rounds", 0) + 1}
         >>> def predict(data, answer, state):
-        ...     return answer["head"]
+        ...     return torch.nn.Identity()  # in place of your model
         >>> def form(client):
         ...     return {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
         >>> server = averaging_server({"head": torch.zeros(2)})
@@ -85,7 +85,7 @@ def client_app(
     check.optional(check.function, "tests", tests)
     check.flag("plain", plain)
     check.sequence("mods", mods, "modifiers of Flower")
-    own_data, _ = run_of(method, data, (), alone=False)
+    own_data, *_ = run_of(method, data, (), alone=False)
     form = Plain() if plain else Encoded()
     without = arrays_size_mod, message_size_mod
     reading = [mod for mod in mods if mod not in without and not isinstance(mod, LocalDpMod)]

@@ -93,7 +93,7 @@ class ServerStrategy(Strategy):
         >>> server = averaging_server({"head": torch.zeros(2)})
         >>> form = lambda client: {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
         >>> train = lambda data, answer, state: (form(data), state)
-        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity(), form=form)
         >>> strategy = ServerStrategy(method, [[0, 2], [1, 2]], max_bytes=10_000)
         >>> strategy.now.server_round, strategy.now.server["values"]
         (-1, {'head': tensor([0., 0.])})
@@ -127,6 +127,7 @@ class ServerStrategy(Strategy):
         self.nodes = dict(nodes or {})
         self.best: Best | None = None
         self._now = start or Round(-1, method.server.state, {})
+        self._now.check_made_by(method, "start")
         if plain:
             _check_plain(method, self._now)
         self._tested, self._best_by = nouns.cohort(tested, 0), best_by
@@ -228,7 +229,7 @@ class ServerStrategy(Strategy):
         ended, more = divmod(self._exchange, self.method.exchanges)
         if not more:
             stateful = {*self._now.stateful, *self._wire.stateful}
-            self._now = Round(ended - 1, self._state, {}, stateful)
+            self._now = Round(ended - 1, self._state, {}, stateful, self.method.origin)
             self._untested = bool(self._tested)
         counts: dict[str, Any] = {"asked": len(self._asked), "accepted": len(payloads)}
         counts |= {name: self._wire.traffic[name] for name in ("bytes_down", "bytes_up")}
