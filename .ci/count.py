@@ -43,7 +43,7 @@ def checks(text: str) -> set[int]:
     return lines & code(text)
 
 
-GENERATED = re.compile(r"<!-- table .*?<!-- end -->|<!--.*?-->", re.DOTALL)
+GENERATED = re.compile(r"<!-- (?:table|made) .*?<!-- end -->|<!--.*?-->", re.DOTALL)
 PHRASES = {"that of": 2, "own": 8, "you": 60}
 """Bounds in 10,000 words: at most, at most, and at least."""
 

@@ -14,6 +14,8 @@ from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.nodes import make_refnode
 
+from fedprompt import compare
+
 project = "fedprompt"
 author = "The fedprompt authors"
 copyright = author
@@ -30,6 +32,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
+# Sphinx reads defaults from the source, which has **options in place of the flags.
+del compare.folder.__signature__
+
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_fence_as_directive = ["math"]
@@ -77,6 +82,21 @@ nitpick_ignore_regex = [
         "py:class",
         r"fedprompt\.prompted_network\.PromptedNetwork",
     ),  # described at load_prompts
+    # In signatures only:
+    (
+        "py:class",
+        r"fedprompt\.backbones\.(preparation\.Preparation|pretrained\.Network)",
+    ),
+    (
+        "py:class",
+        r"fedprompt\.compare\.(trials\.Trial|problems\.Problem|classifier\.Predicted)",
+    ),
+    (
+        "py:class",
+        r"fedprompt\.(interfaces\.method\.Clients|_saved_folder\.Description)",
+    ),
+    ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
+    ("py:class", r"PIL\..*"),
     # Of the settings, without an entry of their own:
     (
         "py:class",

@@ -27,24 +27,36 @@ forward pass with the same prompts inserted by hooks, to 3e-15 in float64.
 
 ## timm
 
+<!-- made by docs/make_model_table.py -->
+
 | Model | Family | Pooling |
 |---|---|---|
 {accepted}
+
+<!-- end -->
 
 ## open_clip
 
 Pass the image tower, `vit_trunk(clip_model.visual)`. The names are those of open_clip's
 configurations.
 
+<!-- made by docs/make_model_table.py -->
+
 | Model | Family | Features |
 |---|---|---|
 {open_clip}
 
+<!-- end -->
+
 ## transformers
+
+<!-- made by docs/make_model_table.py -->
 
 | Model | Family | Features |
 |---|---|---|
 {transformers}
+
+<!-- end -->
 
 ## Refused models
 
@@ -52,9 +64,13 @@ Other models are refused by a `TypeError` with the reason. {{doc}}`/how-to/write
 to support a transformer. For convolutional networks and for attention within windows, use
 {{class}}`~fedprompt.PadPrompts`.
 
+<!-- made by docs/make_model_table.py -->
+
 | Model | Family | Reason |
 |---|---|---|
 {refused}
+
+<!-- end -->
 """
 
 

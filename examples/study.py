@@ -33,6 +33,7 @@ from fedprompt.compare.stamps import UntoldError
 from fedprompt.compare.trials import CompareError
 from studies import estimate, pages, papers, verify
 from studies.core import HEAD_RATE, Cell, Machine, Row, Task
+from studies.photos import RANDOM
 from studies.tuning import two_rates
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
@@ -40,7 +41,7 @@ RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     args = flags().parse_args(arguments)
-    chosen = list(studies.TASKS) if args.study is None else [args.study]
+    wanted = list(studies.TASKS) if args.study is None else [args.study]
     args.study = args.study or "digits"
     if args.records is None:
         committed = args.tables or args.check is not None
@@ -49,10 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.workers = 1
         ranks.begin()
     try:
+        if args.weights:
+            check_weights(args, [args.study] if args.check is None else wanted)
         if args.check is not None:
-            check(args, chosen)
+            check(args, wanted)
         elif args.tables:
-            write_tables(args, chosen)
+            write_tables(args, wanted)
         elif args.estimate:
             estimates(args)
         elif args.verify:
@@ -78,8 +81,8 @@ def flags() -> argparse.ArgumentParser:
     add("--workers", type=count, default=2, help="number of processes")
     add("--device", default="cpu")
     add("--root", type=Path, default=Path(), help="folder of data sets")
-    add("--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, names of timm")
-    add("--pretrained", action="store_true", help="timm downloads the weights")
+    add("--weights", type=_file_of, action="append", default=[], help="NETWORK=FILE, of a study")
+    add("--pretrained", action="store_true", help="solar, mnist, patches: timm downloads weights")
     add("--defaults", action="store_true", help="default values of all rows")
     add("--shrink", type=share, default=1.0, help="share of rounds, steps and images")
     add("--check", type=count, help="run so many recorded runs again, and compare")
@@ -101,6 +104,28 @@ def _file_of(text: str) -> tuple[str, Path]:
 def machine_of(args: argparse.Namespace) -> Machine:
     """Return where runs are."""
     return Machine(args.device, args.shrink, args.root, dict(args.weights), args.pretrained)
+
+
+def check_weights(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Require that each file of weights is read by a row that runs.
+
+    Raises:
+        CompareError: If no row has a network of this name, if a name is there twice, or without a
+            file.
+    """
+    read = dict[str, None]()
+    for task in () if args.tables or args.estimate else map(studies.named, names):
+        places = list(task.partitions)
+        for partition in places if args.check else named("partitions", args.partitions, places):
+            for row in task.rows(partition) if args.check else chosen(args, task, partition):
+                read |= dict.fromkeys(task.networks(partition, row))
+    given = [name for name, _ in args.weights]
+    for name, path in args.weights:
+        if name not in read or given.count(name) > 1:
+            rule = f"name each of {', '.join(read)} at most once" if read else "be left out here"
+            raise CompareError(f"`--weights` must {rule}; got {name}.")
+        if name != RANDOM and not path.exists():
+            raise CompareError(f"`--weights` must name a file that exists; got {path}.")
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -156,7 +181,8 @@ def estimates(args: argparse.Namespace) -> None:
     """Print and write the runs and hours of a study by arithmetic."""
     task = studies.TASKS[args.study]
     partitions = named("partitions", args.partitions, list(task.partitions))
-    text = estimate.table_of(args.study, task, partitions, args.seeds)
+    rows = {partition: chosen(args, task, partition) for partition in partitions}
+    text = estimate.table_of(args.study, task, rows, args.seeds)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{args.study}-hours.md").write_text(f"{text}\n")
     print(text)

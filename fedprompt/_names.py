@@ -3,6 +3,9 @@
 import torch.nn as nn
 from torch.optim.swa_utils import AveragedModel
 
+STATISTICS = ("running_mean", "running_var")
+"""Last parts of the names of running statistics in PyTorch's modules."""
+
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel, AveragedModel)
 _AVERAGES = ("ModelEma", "ModelEmaV2", "ModelEmaV3")  # of timm
 

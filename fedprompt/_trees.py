@@ -73,6 +73,7 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
             parts = [part(getattr(thing, name), f".{name}") for name in named._fields]
             if isinstance(thing, Round):
                 parts.append(part(sorted(thing.stateful), ".stateful"))
+                parts += [part(getattr(thing, name), f".{name}") for name in ("origin", "images")]
             return {tag: parts}
     if type(thing) in (list, tuple):
         parts = [part(child, f"[{position}]") for position, child in enumerate(thing)]
@@ -114,7 +115,7 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
         return {key: unpacked(part, tensors, level=level + 1) for key, part in content}
     parts = [unpacked(part, tensors, level=level + 1) for part in content]
     if tag in _NAMED:
-        if len(parts) != len(_NAMED[tag]._fields) + (tag == "round"):
+        if len(parts) != len(_NAMED[tag]._fields) + 3 * (tag == "round"):
             raise ValueError(f"{len(parts)} parts of a {_NAMED[tag].__name__}")
         return _NAMED[tag](*parts)
     return tuple(parts) if tag == "tuple" else parts

@@ -44,6 +44,10 @@ _EMPTY = (
     "A round has no clients, so its server keeps its state. If a step does more than a mean, such "
     "as add noise, write Server(..., empty=True); if not, Server(..., empty=False)."
 )
+_OTHER_IMAGES = (
+    "The state of client {} was made on other images or labels than it has in round {}, such as "
+    "those of another division."
+)
 
 
 def run_rounds(
@@ -69,6 +73,10 @@ def run_rounds(
 
     In a round without payloads, the server keeps its state, unless it says ``empty=True``. After an
     error nothing of the round is kept, so you can continue from the round before.
+
+    A round knows the method, the values, the setting and the frozen network that made it, and only
+    the same ones continue it. The number of rounds, clients, devices and functions may change. If a
+    client of a federation has a state that was made on other images, one warning says so.
 
     Args:
         method: Method.
@@ -97,7 +105,8 @@ def run_rounds(
             client and the round.
         ValueError: If a client is in a cohort twice, `data` does not have it, or the setting of its
             data does not name it; if ranks differ in the number of rounds, in a cohort or in the
-            state of the server; if `start` lacks the state of a client that has one; or under
+            state of the server; if another method made `start`; if `start` lacks the state of a
+            client that has one; or under
             ``torch.autocast`` with its cache, because all steps would then use the weights of the
             first one.
         RuntimeError: If another rank has an error; the text names the rank, the client and the
@@ -111,8 +120,7 @@ def run_rounds(
         ...     payload = {"x": Weighted(answer["x"] + data, torch.tensor(1.0))}
         ...     return payload, {"count": state.get("count", 0) + 1}
         >>> server = averaging_server({"x": torch.tensor(0.0)})
-        >>> predict = lambda data, answer, state: answer["x"]
-        >>> method = Method(train, server, predict)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity())
         >>> data = lambda client, server_round: client
         >>> for now in run_rounds(method, data, [[1, 3], [3]]):
         ...     print(now.server_round, now.server["values"]["x"].item(), now.clients)
@@ -120,15 +128,17 @@ def run_rounds(
         1 5.0 {'1': {'count': 1}, '3': {'count': 2}}
     """
     nouns.method(method)
-    data, cohorts = run_of(method, data, cohorts, alone=group is None)
+    data, cohorts, images = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
-    engine = _Engine(method, data, group, iter(cohorts), share, seed_of(method))
-    now: Round | None = start or Round(-1, method.server.state, {})
-    check.count("start.server_round", now.server_round, at_least=-1)
-    check.names("start.clients", now.clients, "map ids of clients, as strings, to states")
+    engine = _Engine(method, data, images, group, iter(cohorts), share, seed_of(method))
+    first = start or Round(-1, method.server.state, {})
+    first.check_made_by(method, "start")
+    check.count("start.server_round", first.server_round, at_least=-1)
+    check.names("start.clients", first.clients, "map ids of clients, as strings, to states")
+    now: Round | None
     with kept_streams():
-        engine, now = engine.begun(now)
+        engine, now = engine.begun(first._replace(origin=method.origin))
     while True:
         with kept_streams():
             now = engine.next(now)
@@ -177,7 +187,8 @@ def counted(method: Method, ledger: Ledger) -> Method:
         >>> def train(data, answer, state):
         ...     return {"x": Weighted(answer["x"], torch.tensor(1.0))}, state
         >>> values, ledger = {"x": torch.zeros(3)}, Ledger()
-        >>> method = Method(train, averaging_server(values), predict=lambda *all: None)
+        >>> predict = lambda *all: torch.nn.Identity()
+        >>> method = Method(train, averaging_server(values), predict)
         >>> from types import SimpleNamespace
         >>> def data(client, server_round):
         ...     return SimpleNamespace(id=client, server_round=server_round)
@@ -230,7 +241,7 @@ def coded(method: Method, codec: Codec) -> Method:
         >>> def form(client):
         ...     return {"x": Weighted(values["x"], torch.tensor(0.0))}
         >>> server = averaging_server(values)
-        >>> method = Method(train, server, predict=lambda *all: None, form=form)
+        >>> method = Method(train, server, predict=lambda *all: torch.nn.Identity(), form=form)
         >>> half = coded(method, codecs.float16())
         >>> num_bytes(method.form(0)), half.form(0)["x"].value.dtype
         (4, torch.float16)
@@ -268,6 +279,9 @@ def coded(method: Method, codec: Codec) -> Method:
         found = {client: decoded(client, payload, state) for client, payload in payloads.items()}
         return server.step(server_round, found, state)
 
+    if begin := getattr(server.step, "begin", None):  # payloads are added as they come
+        step.begin = lambda state: _DecodedSums(begin(state), partial(decoded, state=state))  # type: ignore[attr-defined]
+
     def predict(data: Any, answer: Message, state: State) -> Any:
         return method.predict(data, answer, state.get("client", {}))
 
@@ -280,6 +294,18 @@ def coded(method: Method, codec: Codec) -> Method:
 
     parts: Any = {"client": client, "predict": predict, "form": coded_form}
     return wrapped(method, "coded", server=server._replace(step=step), **parts)
+
+
+class _DecodedSums(NamedTuple):
+    sums: Any
+    decoded: Callable[[int, Any], Message]
+
+    def add(self, client: int, payload: Any) -> None:
+        self.sums.add(client, self.decoded(client, payload))
+
+    def end(self, server_round: int) -> State:
+        state: State = self.sums.end(server_round)
+        return state
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -355,6 +381,7 @@ class _Engine(NamedTuple):
 
     method: Method
     data: Callable[[int, int], Any]
+    images: Callable[[int], str]
     group: "distributed.ProcessGroup | None"
     cohorts: Iterator[Iterable[int]]
     share: bool
@@ -420,19 +447,32 @@ class _Engine(NamedTuple):
     def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
         """Train clients on this rank, and take the step of the server with all payloads."""
         states = dict(now.clients)
+        alone = self.group is None and clients == sorted(clients)
+        sums, count = calls.sums(now.server) if alone else None, 0
 
         def train() -> dict[str, Any]:
+            nonlocal count
             payloads = dict[int, Message | None]()
             for client in clients:
                 with _noted(f"client {client}, round {now.server_round}"):
-                    payloads[client], states[str(client)] = self._trained(client, now, calls)
-            stateful = [str(client) for client in payloads if states[str(client)]]
-            return {"payloads": payloads, "stateful": stateful}
+                    payload, states[str(client)] = self._trained(client, now, calls)
+                if sums is None or payload is None:
+                    payloads[client] = payload
+                    continue
+                with _noted(f"server, round {now.server_round}; payload of client {client}"):
+                    sums.add(client, payload)
+                count += 1
+            seen = {str(client): self.images(client) for client in clients if states[str(client)]}
+            return {"payloads": payloads, "images": seen}
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")
         sent = sorted(pair for tree in trees for pair in tree["payloads"].items())
-        stateful = now.stateful.union(*(tree["stateful"] for tree in trees))
-        now = Round(now.server_round, now.server, states, stateful)
+        images = {client: seen for tree in trees for client, seen in tree["images"].items()}
+        known = {"images": {**now.images, **images}, "stateful": now.stateful | images.keys()}
+        now = now._replace(clients=states, **known)
+        if count:  # all payloads have been added
+            server = self._agreed(lambda: calls.summed(sums), now.server_round)
+            return now._replace(server=server)
         payloads = {client: payload for client, payload in sent if payload is not None}
         return now._replace(server=self._stepped(payloads, now, calls))
 
@@ -443,8 +483,10 @@ class _Engine(NamedTuple):
             got = f"client {client} in round {now.server_round}"
             raise check.wrong("cohorts", "have clients that `data` knows", got) from error
         check_takes_part(data, client, now.server_round)
-        answer = calls.answer(client, now.server)
-        result: Any = calls.train(client, data, answer, now.clients.get(str(client), {}))
+        answer, own = calls.answer(client, now.server), now.clients.get(str(client), {})
+        if own and self.images(client) != now.images.get(str(client), self.images(client)):
+            warnings.warn(_OTHER_IMAGES.format(client, now.server_round), stacklevel=2)
+        result: Any = calls.train(client, data, answer, own)
         check.pair("method.client", result, "return a payload and a state")
         payload, state = result
         with check.located(f"client {client}, round {now.server_round}"):
@@ -470,7 +512,7 @@ class _Engine(NamedTuple):
 
     def _agreed(self, make: Callable[[], State], server_round: int) -> State:
         """Make a state of the server, which must be the same on all ranks."""
-        made = []
+        made = list[State]()
 
         def digest() -> str:
             with _noted(f"server, round {server_round}"):

@@ -47,10 +47,12 @@ def test_no_role_directive_or_comment_is_seen(name):
             assert not re.search(r"\]\(|\*\*|`", rest), token.content
             assert "<!--" not in token.content or not rest.strip(), token.content
         elif token.type == "text":
-            assert not re.search(r"<!--|-->|^:::|^\([\w-]+\)=$", token.content), token.content
+            assert not re.search(r"<!--|-->|^:::|^\([\w-]+\)=$|^\{#", token.content), token.content
             assert not re.search(r"\{[\w:-]+\}$", token.content), f"role: {token.content}"
         elif token.type == "code_inline" and before is not None:
             assert not before.content.endswith("}"), f"role: {before.content}`{token.content}`"
+        elif token.type == "link_close":
+            assert before.type != "link_open", "a link without words"
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -1,15 +1,15 @@
-"""A method by name, and sample images divided over clients, the same in every process.
+"""A method by name, and images of clients: samples, your folder, or a folder of each node.
 
-Images are digits, or emoji for methods of CLIP.
+The samples are digits, or emoji for methods of CLIP. Everything is the same in every process.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,38 +17,148 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt import methods, samples
 
+Images = tuple[Any, Tensor]
 
-def load(config: Mapping[str, Any]) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
-    """Make the method of a run configuration, the federation, and the test inputs and labels."""
-    counts = {name: int(config[name]) for name in ("clients", "cohort", "rounds", "newcomers")}
-    return _load(str(config["method"]), **counts)
+
+class Task(NamedTuple):
+    """What the server and the nodes run.
+
+    Attributes:
+        method: Method, with its setting.
+        federation: Images of the clients of this process, or None at a server without images.
+        tests: Function from a client to its own test images and labels.
+    """
+
+    method: fp.Method
+    federation: methods.Federation | None
+    tests: Callable[[int], Images]
+
+
+def load(config: Mapping[str, Any], node: Mapping[str, Any] = {}) -> Task:
+    """Make the task of a run configuration, and of the configuration of a node."""
+    return _load(tuple(sorted(config.items())), node.get("data", ""), node.get("partition-id", -1))
 
 
 @cache  # Flower's simulation runs several messages in one process
-def _load(
-    name: str, clients: int, cohort: int, rounds: int, newcomers: int
-) -> tuple[fp.Method, methods.Federation, Tensor, Tensor]:
+def _load(items: tuple[tuple[str, Any], ...], own: str, client: int) -> Task:
     torch.set_num_threads(1)  # the networks are tiny: more threads only wait for one another
-    entry = entry_of(name)
-    images, labels, test_images, test_labels = samples.digits()
-    if "CLIP" in entry.families:
-        train, test = samples.emoji()
-        images, test_images = (_for_clip(side.images, entry.inputs) for side in (train, test))
-        labels, test_labels = train.labels, test.labels
-    budget = {"clients": range(clients), "cohort_size": cohort, "rounds": rounds, "steps": 8}
-    num_classes = len(samples.CLASS_NAMES) if "CLIP" in entry.families else 10
-    common = {"num_classes": num_classes, "public": images[:100]}
-    setting = (_clip if "CLIP" in entry.families else _vit)(entry, budget | common)
+    config = dict(items)
+    entry = entry_of(str(config["method"]))
+    if config["classes"]:
+        setting, federation, tests = _of_node(entry, config, own, client)
+    elif own:
+        raise ValueError('`classes` must name the classes of all nodes, such as classes="cat,dog".')
+    else:
+        make = _of_folder if config["data"] else _of_samples
+        setting, federation, tests = make(entry, config)
     method = entry.make(setting)
     if method.form is None:
-        raise ValueError(f"`method` must have a form, and {name} has none.")
-    method = method._replace(setting=method.setting or setting)
+        raise ValueError(f"`method` must have a form, and {config['method']} has none.")
+    return Task(method._replace(setting=method.setting or setting), federation, tests)
+
+
+def budget(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a setting that a run configuration has."""
+    counts = {"rounds": config["rounds"], "cohort_size": config["cohort"], "steps": config["steps"]}
+    return {name: int(value) for name, value in counts.items()}
+
+
+def _of_samples(entry: methods.Entry, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Divide digits or emoji. Every fifth image of a client is for its tests."""
+    images, labels, *_ = samples.digits()
+    if "CLIP" in entry.families:
+        train, _ = samples.emoji()
+        images, labels = _for_clip(train.images, entry.inputs), train.labels
+    clients, newcomers = int(config["clients"]), int(config["newcomers"])
+    num_classes = len(samples.CLASS_NAMES) if "CLIP" in entry.families else 10
+    common = {"clients": range(clients), "num_classes": num_classes, "public": images[:100]}
+    setting = (_clip if "CLIP" in entry.families else _vit)(entry, common | budget(config))
     draw = torch.Generator().manual_seed(0)
     count = clients + newcomers  # the last ones never train
     shards = fp.data.dirichlet(labels[100:], count, alpha=1.0, min_size=10, generator=draw)
-    positions = dict(enumerate(map(torch.as_tensor, shards)))
-    federation = methods.Federation(images[100:], labels[100:], positions)
-    return method, federation, test_images, test_labels
+    parts = {client: 100 + torch.as_tensor(shard) for client, shard in enumerate(shards)}
+    return setting, *_with_tests(images, labels, parts)
+
+
+def _of_folder(entry: methods.Entry, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Divide a folder of images as ``fedprompt compare`` does."""
+    from fedprompt import compare
+    from fedprompt.compare.trials import Machine
+
+    names = ("vit", "clip", "layout")
+    given = {name: config[name] for name in names if config[name]}
+    given |= {"clients": config["division"] or None, "newcomers": int(config["newcomers"])}
+    problem = compare.folder(config["data"], **given, **budget(config))
+    family = "CLIP" if "CLIP" in entry.families else "one model"
+    data = problem.data(next(iter(problem.partitions)), 0)
+    trial = data.trial(family, entry.inputs, seed=0, machine=Machine())
+    inputs, labels, own = trial.tests.inputs, trial.tests.labels, trial.tests.own
+
+    def tests(client: int) -> Images:
+        places = torch.arange(len(labels)) if own is None else own[client]
+        return inputs[places], labels[places]
+
+    return trial.setting, trial.federation, tests
+
+
+def _of_node(
+    entry: methods.Entry, config: Mapping[str, Any], folder: str, client: int
+) -> tuple[Any, ...]:
+    """Make the setting of named classes, and read the images of a node, which no server has."""
+    from fedprompt.backbones.pretrained import network
+
+    names = [name.strip() for name in str(config["classes"]).split(",")]
+    kind = "clip" if config["clip"] else "vit"
+    made = network(config[kind], kind)
+    common: Any = {"clients": range(int(config["clients"])), **budget(config)}
+    clip = "CLIP" in entry.families
+    inputs = made.inputs if not clip or entry.inputs == "images" else made.tokens(made.inputs)
+    common["public"] = inputs[:0]
+    setting: Any = methods.VitSetting(trunk=made.trunk, num_classes=len(names), **common)
+    if clip:
+        words = [name.replace("_", " ") for name in names]
+        setting = methods.ClipSetting(tower=made.tower, class_names=words, **common)
+    if not folder:
+        return setting, None, lambda client: None
+    files = _files(Path(folder), names)
+    images = torch.stack([made.preparation(path) for path, *_ in files])
+    if clip and entry.inputs != "images":
+        images = torch.cat([made.tokens(part) for part in images.split(64)])
+    labels = torch.tensor([label for _, label, _ in files])
+    tested = torch.tensor([test for *_, test in files])
+    parts = {client: torch.arange(len(files))[~tested]}
+    if not tested.any():
+        return setting, *_with_tests(images, labels, parts)
+    federation = methods.Federation(images, labels, parts)
+    return setting, federation, lambda client: (images[tested], labels[tested])
+
+
+def _files(folder: Path, names: list[str]) -> list[tuple[Path, int, bool]]:
+    """List images in ``CLASS/*`` or ``{train,test}/CLASS/*``: file, class, and if it is a test."""
+    sides = {False: folder / "train", True: folder / "test"}
+    if not sides[False].is_dir():
+        sides = {False: folder}
+    found = []
+    for test, side in sides.items():
+        for place in sorted(path for path in side.iterdir() if path.is_dir()):
+            if place.name not in names:
+                raise ValueError(
+                    f"`classes` must have each class of {side}; got none {place.name!r}."
+                )
+            found += [(path, names.index(place.name), test) for path in sorted(place.iterdir())]
+    if not found:
+        raise ValueError(f"`data` must have folders of images, CLASS/*; got none in {folder}.")
+    return found
+
+
+def _with_tests(images: Tensor, labels: Tensor, parts: Mapping[int, Tensor]) -> tuple[Any, ...]:
+    """Take every fifth image of a client for its tests."""
+    shards = {client: part[torch.arange(len(part)) % 5 > 0] for client, part in parts.items()}
+
+    def tests(client: int) -> Images:
+        return images[parts[client][::5]], labels[parts[client][::5]]
+
+    return methods.Federation(images, labels, shards), tests
 
 
 def entry_of(name: str) -> methods.Entry:

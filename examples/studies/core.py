@@ -95,9 +95,39 @@ def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     }
 
 
+@torch.no_grad()
+def selections(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure how many groups of SGPT the test images select."""
+    model = now.model(method, trial.federation, trial.setting.clients[0]).eval()
+    parts = (part.to(trial.setting.device) for part in trial.tests.inputs.split(256))
+    chosen = torch.cat([model.selector(model.query(part)).indices for part in parts])
+    counts = chosen.bincount(minlength=len(model.selector.keys))
+    return {"effective groups": fp.selection.selection_health(counts)["effective_groups"]}
+
+
+@torch.no_grad()
+def violation(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
+    """Measure the largest violation of a marginal by the plans of FedOTP, for 64 test images."""
+    model, seen = now.model(method, trial.federation, trial.setting.clients[0]).eval(), list[Any]()
+    solver = model.match.keywords["solver"]
+
+    def watched(*problem: Any) -> Any:
+        seen.append(solver(*problem))
+        return seen[-1]
+
+    model.match = partial(model.match, solver=watched)
+    model(trial.tests.inputs[:64].to(trial.setting.device))
+    return {"violation of the plans": max(float(each.error.max()) for each in seen)}
+
+
+MECHANISMS = {"fedl2g_l": guides, "fedl2g_f": guides, "sgpt": selections}
+MECHANISMS |= {"fedotp": violation, "fedotp_classical": violation}
+"""Measure of the mechanism of each paper's method."""
+
+
 def explained(partition: str, row: Row) -> Measured | None:
-    """Return what explains a row of any task: how far guides moved."""
-    return guides if row.method in ("fedl2g_l", "fedl2g_f") else None
+    """Return what explains a row of any task: the measure of its mechanism."""
+    return MECHANISMS.get(str(row.method))
 
 
 def divided(
@@ -216,6 +246,7 @@ class Task:
         processor: Processor of these hours.
         bound: Largest difference of an accuracy between two processors, measured.
         choices: Function from a partition to choices that its paper leaves open.
+        networks: Function (partition, row) -> names of networks whose weights a file can have.
     """
 
     name: str = ""
@@ -234,6 +265,7 @@ class Task:
     processor: str = "one core of the machine of the records"
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
+    networks: Callable[[str, Row], Sequence[str]] = lambda partition, row: ()
     families: Sequence[str] = ("one model",)
     again: Callable[[], "Task"] | None = None
 

@@ -68,9 +68,7 @@ def _by_class(
             alpha = concentration(partition.alpha, labels, count, generator)
             return fp.data.dirichlet_overlapping(labels, alpha=alpha, size=size, **dirichlet)
         case "classes" if partition.disjoint:
-            order = generator.permutation(int(labels.max()) + 1)
-            owned = np.array_split(order, count)
-            return [np.flatnonzero(np.isin(labels, classes)) for classes in owned]
+            return fp.data.disjoint_classes(labels, **drawn)
         case "classes":
             return _few_classes(labels, partition.classes, count, generator)
     raise ValueError(f"`partition.kind` must be that of a Partition; got {partition.kind!r}.")

@@ -2,20 +2,23 @@
 
 A file has tables of its paper. A table has settings, which are columns that share rows, and the
 printed cells of each row: those of the first setting, then those of the next one. A field that a
-setting does not have is that of its table, then that of the file, then the default here.
+setting does not have is that of its table, then that of the file, then that of the paper's call in
+:mod:`fedprompt.methods.papers`, then the default here. So are the arguments of the paper's methods.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from fedprompt.methods import METHODS
+from fedprompt.methods.papers import PRINTED, Printed
 from studies.core import Row, content
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
-LENGTH = 16  # learnable tokens of a context
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Setting:
         image_size: Side of the input images in pixels.
         num_prompts: Number of prompts at a layer, or pixels of a border on each side.
         num_features: Width of the features after a learned projection, or None.
+        length: Number of learnable tokens of a context.
         last_rounds: Number of last rounds whose accuracies are averaged.
         test_share: Share of each client's images that are its own test images, after the training
             and test images of the data set are pooled. If None, the test images are those of the
@@ -125,28 +129,48 @@ class Setting:
     image_size: int = 224
     num_prompts: int = 8
     num_features: int | None = None
+    length: int = 16
     last_rounds: int = 1
     test_share: float | None = None
     own_tests: bool = False
 
-    def of(self, row: PaperRow) -> "Setting":
+    def of(self, row: Row) -> "Setting":
         """Return the setting that a row changes, without its rows."""
-        return replace(self, rows=(), **row.changes)
+        changes = row.changes if isinstance(row, PaperRow) else {}
+        return replace(self, rows=(), **changes)
 
 
 @cache
 def settings(paper: str) -> dict[str, Setting]:
     """Read the settings of a paper by name."""
-    return {setting.name: setting for setting in read(content(paper))}
+    return {setting.name: setting for setting in read(content(paper), PRINTED[paper])}
 
 
-def read(content: Mapping[str, Any]) -> list[Setting]:
+OWN = {
+    **dict.fromkeys(("fedhpl", "fedhpl_p", "fedhpl_h"), "fedhpl"),
+    "sgpt": "sgpt",
+    **dict.fromkeys(("fedl2g_l", "fedl2g_f"), "fedl2g"),
+    "fedotp": "fedotp",
+}
+"""Paper of each method that has the printed arguments."""
+
+
+def printed_fields(printed: Printed) -> dict[str, Any]:
+    """Return the fields of a setting that the call of a paper has."""
+    known = {name: each for name, each in printed.fields.items() if name != "make_optimizer"}
+    count = len(known.pop("clients"))
+    values = getattr(printed.fields["make_optimizer"], "keywords", {})
+    return {"num_clients": count, "cohort_size": count, "optimizer_values": values} | known
+
+
+def read(content: Mapping[str, Any], printed: Printed | None = None) -> list[Setting]:
     """Make the settings of a file. The tests check the names in it, and the numbers of cells."""
     sentences, groups, made = content["choices"], content.get("backbones", {}), []
+    lowest = {} if printed is None else printed_fields(printed)
     for table in content["tables"]:
         start = 0
         for setting in table["settings"]:
-            levels = content["common"], table, setting
+            levels = lowest, content["common"], table, setting
             values = {name: value for level in levels for name, value in level.items()}
             measures, added = values.pop("measures"), values.pop("values", {})
             changes = table.get("changes", {}) | setting.get("changes", {})
@@ -180,11 +204,14 @@ def _row(
 ) -> PaperRow:
     """Make a row; a cell is "75.27" or "75.27±0.05", "-" for no cell, or "?" for no figure."""
     printed = {name: cell.partition("±") for name, cell in cells.items() if cell not in ("-", "?")}
-    values = dict(values)
+    method, own = values.get("method"), {k: v for k, v in values.items() if k != "method"}
+    plain = PRINTED[OWN[method]].arguments if method in OWN else {}
+    taken = inspect.signature(METHODS[method].make).parameters if method else {}
+    known = {k: v for k, v in plain.items() if k in taken and not callable(v)}
     return PaperRow(
         title,
-        values.pop("method", None),
-        values,
+        method,
+        known | own,
         changes,
         {name: float(figure) for name, (figure, _, _) in printed.items()},
         {name: float(spread) for name, (_, _, spread) in printed.items() if spread},

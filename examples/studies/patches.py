@@ -21,7 +21,7 @@ from fedprompt.compare.trials import Trial
 from fedprompt.methods import Setting
 from fedprompt.methods.fedotp import two_contexts
 from studies.core import Images, Machine, Row, content, divided, task, trial
-from studies.photos import DINO, dino, source_of
+from studies.photos import DINO, RANDOM, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
 NUM_TRAIN, NUM_TEST, NUM_PUBLIC = 1000, 500, 64
@@ -119,5 +119,11 @@ ROWS, EQUAL = (
 
 
 TASKS = {
-    "patches": task("patches", rows=lambda partition: [*ROWS, *EQUAL], make=make, method=method)
+    "patches": task(
+        "patches",
+        rows=lambda partition: [*ROWS, *EQUAL],
+        make=make,
+        method=method,
+        networks=lambda partition, row: [DINO, RANDOM],
+    )
 }

@@ -312,6 +312,11 @@ def task_of(name: str, *without: str) -> Task:
         fixed = [Row(title, *values) for title, values in division.fixed.items()]
         return [*(two_rates(started(row)) for row in (*prompted, *tuned)), *fixed]
 
+    def networks(partition: str, row: Row) -> Sequence[str]:
+        kinds = {*DIVISIONS[partition].networks}
+        names = [DINO] * bool(kinds - {"convolutional", "small"})
+        return [RANDOM, *names, *[EFFICIENTNET] * ("convolutional" in kinds)]
+
     def causes(partition: str, row: Row) -> Causes | None:
         return bytes_kept if partition.startswith("deep") else explained(partition, row)
 
@@ -322,6 +327,7 @@ def task_of(name: str, *without: str) -> Task:
         make=partial(make, name),
         last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
         causes=causes,
+        networks=networks,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
@@ -16,18 +17,20 @@ from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.images import prepared_trunk
 from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Chosen, CompareError, Trial
-from fedprompt.methods import ClipSetting, NetworkSetting
+from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
+from fedprompt.methods.papers import PRINTED
 from studies import estimate, papers, sets
-from studies.backbones import Make, backbone
-from studies.core import COLUMNS, Images, Machine, Task, content, explained, trial
+from studies.backbones import Make, backbone, pretrained
+from studies.core import COLUMNS, Images, Machine, Row, Task, content, explained, trial
 from studies.division import divide, fewer, only_used, split_shards
-from studies.networks import BorderSetting, Convolutional
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
 
 FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
+SCALED = ("pfedpt",)
+"""Methods that add values of their own to images, whose levels are from -1 to 1."""
 SUPERCLASSES = content("sizes")["superclasses"]["cifar100"]
 NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
@@ -36,11 +39,6 @@ NUM_PUBLIC = 500
 def as_floats(values: Tensor) -> Chosen:
     """Return all of a tensor of another dtype, whose batches have single precision."""
     return Chosen(values, torch.arange(len(values), device="cpu"))
-
-
-@dataclass(kw_only=True)
-class PaperVits(BorderSetting):
-    """Vision transformers with prompts, and convolutional networks with a border of pixels."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +55,7 @@ class PaperClip(ClipSetting):
 def make(
     paper: str,
     partition: str,
-    row: papers.PaperRow,
+    row: Row,
     *,
     seed: int,
     machine: Machine,
@@ -68,13 +66,14 @@ def make(
     Args:
         paper: Name of the paper.
         partition: Name of the setting.
-        row: papers.PaperRow with a method.
+        row: Row with a method.
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
         validate: Not used, because papers give the hyperparameters.
     """
     setting = papers.settings(paper)[partition].of(row)
-    return divided(setting, loaded(setting, machine), row, seed, machine, backbone)
+    of = partial(backbone, weights=machine.weights)
+    return divided(setting, loaded(setting, machine), row, seed, machine, of)
 
 
 def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
@@ -92,7 +91,7 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
 def divided(
     setting: papers.Setting,
     data: ImageSet,
-    row: papers.PaperRow,
+    row: Row,
     seed: int,
     machine: Machine,
     of: Make,
@@ -113,6 +112,10 @@ def divided(
     count = len(train.labels)
     public = torch.linspace(0, count - 1, min(count, NUM_PUBLIC)).long()
     run = replace(run, public=sides[0][public])
+    if row.method in SCALED:
+        sides = [side.float() / 127.5 - 1 for side in sides]
+        size = {"size": (setting.image_size,) * 2, "mode": "bilinear", "antialias": True}
+        run = replace(run, prepare=partial(F.interpolate, **size))
     pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     if setting.own_tests:
@@ -167,25 +170,29 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
 
 
 def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
-    trunks: list[Any] = []
-    for name in setting.backbones:
-        model, *normal, _ = of(name, setting.image_size)
-        prepare = Preparation(setting.image_size, *normal)
-        if hasattr(model, "patch_embed"):
-            trunks.append(prepared_trunk(fp.vit_trunk(model), prepare))
-            continue
-        look = {"padding": setting.num_prompts, "mean": normal[0], "std": normal[1]}
-        border = partial(fp.PadPrompts, setting.image_size, **look)
-        trunks.append(Convolutional(prepare, model.num_features, border, fp.freeze(model)))
-    sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
-    return PaperVits(trunks=trunks, **sizes, **fields)
+    """Make vision transformers with prompts, or convolutional networks with a border of pixels."""
+    made = [of(name, setting.image_size) for name in setting.backbones]
+    prepares = [Preparation(setting.image_size, *each[1:4]) for each in made]
+    pairs = [*zip((each.model for each in made), prepares, strict=True)]
+    if hasattr(made[0].model, "patch_embed"):
+        trunks = [prepared_trunk(fp.vit_trunk(model), prepare) for model, prepare in pairs]
+        sizes = {"num_prompts": setting.num_prompts, "num_features": setting.num_features}
+        return VitSetting(trunks=trunks, **sizes, **fields)
+    look = {"padding": setting.num_prompts, "mean": made[0].mean, "std": made[0].std}
+    return NetworkSetting(
+        networks=[each.model for each in made],
+        border=partial(fp.PadPrompts, setting.image_size, **look),
+        num_features=setting.num_features,
+        prepare=prepares[0].to(fields["device"]),
+        **fields,
+    )
 
 
 def _networks(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
     size = setting.image_size
     return NetworkSetting(
         networks=[partial(lambda name: of(name, size).model, name) for name in setting.backbones],
-        num_features=setting.num_features or 0,
+        num_features=setting.num_features,
         prepare=Preparation(size, *of(setting.backbones[0], size)[1:4]).to(fields["device"]),
         **fields,
     )
@@ -210,7 +217,7 @@ def _clip(
     ]
     with torch.device(fields["device"]):
         tower = fp.TextTower(clip, tokenizer)
-        names = {"class_names": data.class_names, "length": papers.LENGTH, "prepare": prepare}
+        names = {"class_names": data.class_names, "length": setting.length, "prepare": prepare}
         run = PaperClip(tower=tower, **names, **fields)
     return run, sides
 
@@ -231,6 +238,11 @@ def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str
     return {"clusters": purity(torch.cat(chosen), superclasses)}
 
 
+def joined(*measures: Causes) -> Causes:
+    """Return a function with the figures of all of some functions."""
+    return lambda *where: {k: v for measure in measures for k, v in measure(*where).items()}
+
+
 def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
     """Return the share of the images whose kind is the most frequent one of their group."""
     sizes = int(groups.max()) + 1, int(kinds.max()) + 1
@@ -241,20 +253,34 @@ def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float
 def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
 
-    def causes(partition: str, row: papers.PaperRow) -> Causes | None:
-        return cluster_accuracy if "clusters" in row.figures else explained(partition, row)
+    def causes(partition: str, row: Row) -> Causes | None:
+        own = explained(partition, row)
+        clustered = isinstance(row, papers.PaperRow) and "clusters" in row.figures
+        return joined(cluster_accuracy, own) if clustered and own else own
 
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
+    functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
+
+    def method(row: Row, trial: Trial) -> fp.Method:
+        taken = functions if row.method == paper else {}
+        with torch.device(trial.setting.device):
+            return row.entry.make(trial.setting, **taken, **row.values)
+
+    def networks(partition: str, row: Row) -> Sequence[str]:
+        return [*filter(pretrained, settings[partition].of(row).backbones)]
+
     return Task(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},
         family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
         rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
+        method=method,
+        networks=networks,
         columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
         causes=causes,
         last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,

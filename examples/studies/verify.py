@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from fedprompt.compare import ranks
 from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.methods.steps import take_step
 from studies import papers, reproduction
-from studies.backbones import Make, backbone
+from studies.backbones import Make, backbone, looks
 from studies.core import Machine
 from studies.estimate import SIZES
 from studies.sets import SIZE, ImageSet
@@ -43,14 +43,19 @@ class Case:
         partition: Name of the setting.
         row: papers.PaperRow.
         machine: Where the data set is, and the device.
-        of: Function that makes backbones.
+        of: Function that makes backbones, without weights. If None, they have their weights.
     """
 
     paper: str
     partition: str
     row: papers.PaperRow
     machine: Machine
-    of: Make = backbone
+    of: Make | None = None
+
+    @property
+    def backbone(self) -> Make:
+        """Function that makes backbones, with the weights of the machine."""
+        return self.of or partial(backbone, weights=self.machine.weights)
 
     @cached_property
     def setting(self) -> papers.Setting:
@@ -65,7 +70,7 @@ class Case:
     @cached_property
     def trial(self) -> Trial:
         """Trial of the row."""
-        parts = self.setting, self.data, self.row, 0, self.machine, self.of
+        parts = self.setting, self.data, self.row, 0, self.machine, self.backbone
         with torch.device("cpu"):  # where positions of images are
             return reproduction.divided(*parts).on(ranks.device(self.machine.device))
 
@@ -118,9 +123,8 @@ def frozen(case: Case) -> Finding:
     """Require that backbones are in eval mode, and that none of their parameters is trained."""
     if case.setting.family == "networks":
         return Finding("networks from scratch are not frozen", "networks from scratch")
-    trunks = getattr(case.run, "trunks", ())
-    models = [getattr(trunk, "network", None) or trunk.model for trunk in trunks]
-    models = models or [case.run.clip]
+    models = [trunk.model for trunk in getattr(case.run, "trunks", ())]
+    models = models or [*getattr(case.run, "networks", ())] or [case.run.clip]
     train = sum(module.training for model in models for module in model.modules())
     free = sum(weight.requires_grad for model in models for weight in model.parameters())
     cause = "the backbone is in train mode" if train else "the backbone is trained" if free else ""
@@ -135,10 +139,10 @@ def images(case: Case) -> Finding:
     stored = SIZES[setting.data].get("side", SIZE), case.data.train.pixels.shape[-1]
     for name, prepare in zip(setting.backbones, prepares, strict=False):
         normal = prepare.mean.flatten().tolist(), prepare.std.flatten().tolist()
-        looks = configured(setting, name), (prepare.size, *normal, prepare.interpolation)
+        pair = configured(setting, name), (prepare.size, *normal, prepare.interpolation)
         expected, found = (
             f"stored {side} px, {size} px, mean {_short(mean)}, std {_short(std)}, {how}"
-            for side, (size, mean, std, how) in zip(stored, looks, strict=True)
+            for side, (size, mean, std, how) in zip(stored, pair, strict=True)
         )
         cause = "" if found == expected else f"images of {name} have another size or normalization"
         if cause:
@@ -150,16 +154,7 @@ def configured(setting: papers.Setting, name: str) -> tuple[int, Any, Any, str]:
     """Return the side, mean, deviation and interpolation that the weights of a name need."""
     if setting.family == "networks":
         return setting.image_size, (0.5,) * 3, (0.5,) * 3, "bilinear"
-    if setting.family == "CLIP":
-        import open_clip
-
-        look = open_clip.get_pretrained_cfg(*name.split("."))
-        size = open_clip.get_model_config(name.split(".")[0])["vision_cfg"]["image_size"]
-        return size, look["mean"], look["std"], look["interpolation"]
-    from timm.models import get_pretrained_cfg
-
-    look = get_pretrained_cfg(name)
-    return look.input_size[-1], look.mean, look.std, look.interpolation
+    return looks(name)
 
 
 @torch.no_grad()
@@ -204,7 +199,7 @@ def permuted(guesses: Tensor, true: Tensor, class_names: tuple[str, ...]) -> str
 
 def activation(case: Case) -> Finding:
     """Compare the activation of a CLIP with that of its weights."""
-    name, tag = case.setting.backbones[0].split(".")
+    name, tag = case.setting.backbones[0].split(":")
     with warnings.catch_warnings(action="ignore"):  # the cause says the same
         same = fp.check.activation(case.run.clip, name, tag)
     cause = "" if same else "build the model with force_quick_gelu=True"
@@ -240,7 +235,7 @@ def zero_shot(case: Case) -> Finding:
     accuracy = 100 * (guesses == case.test_labels).float().mean().item()
     band = SIZES[case.setting.data].get("zero_shot", {}).get(case.setting.backbones[0])
     found = f"{accuracy:.1f} %"
-    off = {"random weights": case.of is not backbone}
+    off = {"random weights": case.of is not None}
     off |= {"few images": case.machine.shrink != 1, "no published figure": band is None}
     if why := [reason for reason, holds in off.items() if holds]:
         return Finding(f"no band ({why[0]})", found)

@@ -15,8 +15,6 @@ from fedprompt._conversions import widened
 from fedprompt.interfaces import Payload, ServerUpdate, State, Weighted
 
 TensorUpdate = ServerUpdate[Tensor, Weighted]
-STATISTICS = ("running_mean", "running_var")
-"""Names of running statistics in PyTorch's modules."""
 
 FROM_INIT = "come from `init` or the last `step`"
 

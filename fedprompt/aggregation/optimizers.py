@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt.aggregation._rules import FROM_INIT, STATISTICS, RowRule, check_state
+from fedprompt._names import STATISTICS
+from fedprompt.aggregation._rules import FROM_INIT, RowRule, check_state
 from fedprompt.interfaces import ServerRule, State
 
 _MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]

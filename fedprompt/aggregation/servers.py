@@ -1,12 +1,15 @@
 """Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt.aggregation._packed import PayloadSums
 from fedprompt.aggregation._rules import Blend
+from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation.means import weighted_mean
 from fedprompt.interfaces import Payload, Server, ServerRule, ServerUpdate, State
 
@@ -101,16 +104,46 @@ def averaging_server(
         _check_state(state)
         return state["values"]
 
-    def step(server_round: int, payloads: Mapping[int, Any], state: State) -> State:
-        check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
-        _check_state(state)
-        mean = aggregate(payloads.values())
-        values, memory = rule.step(state["values"], mean, state["update"])
-        return {"values": values, "update": memory}
-
+    step = _Mean(rule) if aggregate is weighted_mean else _Step(rule, aggregate)
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
     state = {"values": first, "update": rule.init(first)}
     return Server(state, answer, step, changes, empty=False)
+
+
+@dataclass(frozen=True)
+class _Step:
+    rule: ServerUpdate[Mapping[str, Tensor], Payload]
+    aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean
+
+    def __call__(self, server_round: int, payloads: Mapping[int, Any], state: State) -> State:
+        check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
+        _check_state(state)
+        return self.updated(self.aggregate(payloads.values()), state)
+
+    def updated(self, mean: Payload, state: State) -> State:
+        values, memory = self.rule.step(state["values"], mean, state["update"])
+        return {"values": values, "update": memory}
+
+
+@dataclass(frozen=True)
+class _Mean(_Step):
+    """Step that can add payloads as they come, with the bits of :func:`weighted_mean`."""
+
+    def begin(self, state: State) -> "_Sums":
+        _check_state(state)
+        return _Sums(self, state)
+
+
+class _Sums:
+    def __init__(self, step: _Step, state: State) -> None:
+        self.step, self.state = step, state
+        self.sums = PayloadSums(RowSums)
+
+    def add(self, client: int, payload: Any) -> None:
+        self.sums.add(f"payloads[{client}]", payload)
+
+    def end(self, server_round: int) -> State:
+        return self.step.updated(self.sums.result(), self.state)
 
 
 def _check_state(state: object) -> None:

@@ -1,8 +1,13 @@
 """Messages and client states in Flower's records."""
 
-from typing import Any
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-from flwr.app import Array, ArrayRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 import fedprompt._refusals as check
@@ -12,9 +17,14 @@ from fedprompt.wire import Expected, Header, decode_payload, encode_payload
 
 _MESSAGE = "fedprompt"
 _STATE = "fedprompt-state"
-SEED = "fedprompt-seed"
-"""Record of a request, and its key, with the seed of the run."""
-
+EXAMPLES = "num-examples"
+"""Key of a weight in Flower's metrics."""
+_CODED = "safetensors, encoded by fedprompt: noise and clipping of Flower need plain=True"
+"""Serialization of encoded messages. Flower prints it where a wrapper would change them."""
+_ROUND = "server-round"  # in the config of Flower's strategies, counted from 1
+_OF_NUMPY = (torch.float64, torch.float32, torch.float16)
+_ONE_WEIGHT = "have entries of one common weight; others are sent with plain=False"
+_SAME_NAMES = "have the names of the answer; others are sent with plain=False"
 STATEFUL = "stateful"
 """Record of a reply whose client has a state that is not empty."""
 
@@ -66,12 +76,197 @@ def unpack(
 
 def blob_of(records: RecordDict) -> bytes:
     """Return the encoded message in records that :func:`pack` made."""
-    record: Any = records.get(_MESSAGE) if {*records} <= {_MESSAGE, SEED} else None
+    record: Any = records.get(_MESSAGE) if len(records) == 1 else None
     single = isinstance(record, ArrayRecord) and list(record) == ["blob"]
     rule = f"contain one blob under {_MESSAGE!r}, and nothing else"
-    check.require(single and record["blob"].stype == "safetensors", "records", rule, list(records))
+    check.require(single and record["blob"].stype == _CODED, "records", rule, list(records))
     blob: bytes = record["blob"].data
     return blob
+
+
+class Form(Protocol):
+    """How messages stand in Flower's records."""
+
+    def request(
+        self, answer: Message, header: Header, config: Mapping[str, Any]
+    ) -> tuple[RecordDict, bytes]:
+        """Return the records of an answer, and bytes that tell it from other answers."""
+
+    def received(
+        self, records: RecordDict, expect: Expected, max_bytes: int, configured: bool
+    ) -> tuple[Message, Header, str]:
+        """Return the answer in records, its header, and a digest that tells it from others."""
+
+    def reply(self, payload: Message | None, answer: Message, header: Header) -> RecordDict:
+        """Return the records of a payload."""
+
+    def accepted(
+        self, records: RecordDict, expect: Expected, max_bytes: int
+    ) -> tuple[Message | None, int]:
+        """Return the payload in records, or None without one, and its number of bytes."""
+
+
+class Encoded:
+    """Any message, encoded and checked, which wrappers and modifiers of Flower cannot change."""
+
+    def request(
+        self, answer: Message, header: Header, config: Mapping[str, Any]
+    ) -> tuple[RecordDict, bytes]:
+        """Encode an answer."""
+        records = pack(answer, header=header)
+        return records, blob_of(records)
+
+    def received(
+        self, records: RecordDict, expect: Expected, max_bytes: int, configured: bool
+    ) -> tuple[Message, Header, str]:
+        """Decode an answer."""
+        answer, header = unpack(records, expect=expect, max_bytes=max_bytes)
+        return answer, header, hashlib.sha256(blob_of(records)).hexdigest()
+
+    def reply(self, payload: Message | None, answer: Message, header: Header) -> RecordDict:
+        """Encode a payload."""
+        return RecordDict() if payload is None else pack(payload, header=header)
+
+    def accepted(
+        self, records: RecordDict, expect: Expected, max_bytes: int
+    ) -> tuple[Message | None, int]:
+        """Decode a payload."""
+        if not records:
+            return None, 0
+        payload, _ = unpack(records, expect=expect, max_bytes=max_bytes)
+        return payload, len(blob_of(records))
+
+
+class Plain:
+    """Values of one weight as Flower's own arrays, as its wrappers and modifiers expect them."""
+
+    def request(
+        self, answer: Message, header: Header, config: Mapping[str, Any]
+    ) -> tuple[RecordDict, bytes]:
+        """Return the arrays of an answer, with the config of the round."""
+        place = {"fingerprint": dict(header.fingerprint), "meta": dict(header.meta)}
+        own: dict[str, Any] = {_ROUND: header.server_round + 1, _MESSAGE: json.dumps(place)}
+        arrays = arrays_of(answer)
+        records = RecordDict({"arrays": arrays, "config": ConfigRecord({**config, **own})})
+        return records, _bytes_of(arrays) + json.dumps(place).encode()
+
+    def received(
+        self, records: RecordDict, expect: Expected, max_bytes: int, configured: bool
+    ) -> tuple[Message, Header, str]:
+        """Read an answer."""
+        kinds = [len(records.array_records), len(records.config_records), len(records)]
+        check.require(kinds == [1, 1, 2], "records", "have arrays and a config", list(records))
+        (arrays,), (config,) = records.array_records.values(), records.config_records.values()
+        others = sorted(key for key in config if key not in (_ROUND, _MESSAGE))
+        rule = "be empty, because a method reads its setting; for a modifier, pass it as `mods`"
+        check.require(configured or not others, "config", rule, others)
+        place: Any = {"fingerprint": {}, "meta": {}}
+        place |= json.loads(str(config.get(_MESSAGE, "{}")))
+        number: Any = config.get(_ROUND)  # strategies of Flower send nothing else
+        check.count(f"config[{_ROUND!r}]", number)
+        header = Header(place["fingerprint"], number - 1, "", place["meta"])
+        same = all(header.fingerprint.get(k) == v for k, v in expect.fingerprint.items())
+        check.require(same, "fingerprint", "be of the same backbone", dict(header.fingerprint))
+        answer = tensors_of(arrays, expect.message, max_bytes)
+        digest = hashlib.sha256(_bytes_of(arrays) + str(header).encode()).hexdigest()
+        return answer, header, digest
+
+    def reply(self, payload: Message | None, answer: Message, header: Header) -> RecordDict:
+        """Return the arrays of a payload, with its weight as the number of examples."""
+        values, weight = (answer, 0.0) if payload is None else plain_of(payload)
+        check.require(values.keys() == answer.keys(), "payload", _SAME_NAMES, list(values))
+        in_order = {name: values[name] for name in answer}
+        metrics = MetricRecord({EXAMPLES: weight})
+        return RecordDict({"arrays": arrays_of(in_order), "metrics": metrics})
+
+    def accepted(
+        self, records: RecordDict, expect: Expected, max_bytes: int
+    ) -> tuple[Message | None, int]:
+        """Read a payload."""
+        kinds = [len(records.array_records), len(records.metric_records), len(records)]
+        check.require(kinds == [1, 1, 2], "records", "have arrays and metrics", list(records))
+        (arrays,), (metrics,) = records.array_records.values(), records.metric_records.values()
+        weight = metrics.get(EXAMPLES)
+        valid = isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
+        rule = f"have {EXAMPLES!r}, a finite number of at least 0"
+        check.require(valid, "metrics", rule, repr(weight))
+        entries: Any = expect.message
+        values = tensors_of(arrays, {n: each.value for n, each in entries.items()}, max_bytes)
+        for name, value in values.items():
+            bound = math.inf if expect.max_abs is None else expect.max_abs
+            within = not value.numel() or value.abs().max().item() <= bound
+            got = "a larger one"
+            check.require(within, f"payload[{name!r}]", f"be of magnitude {bound:g} or less", got)
+        size = len(_bytes_of(arrays))
+        if weight == 0:
+            return None, size
+        own = {n: torch.tensor(weight, dtype=each.weight.dtype) for n, each in entries.items()}
+        return {n: Weighted(value, own[n]) for n, value in values.items()}, size
+
+
+def plain_of(payload: Message) -> tuple[dict[str, Tensor], float]:
+    """Return the values of a payload and their common weight."""
+    parts: Any = payload
+    weighted = all(isinstance(e, Weighted) and e.weight.ndim == 0 for e in parts.values())
+    check.require(weighted and parts, "payload", _ONE_WEIGHT, list(parts))
+    weights = {each.weight.item() for each in parts.values()}
+    check.require(len(weights) == 1, "payload", _ONE_WEIGHT, sorted(weights))
+    return {name: each.value for name, each in parts.items()}, float(weights.pop())
+
+
+def arrays_of(tensors: Mapping[str, Any]) -> ArrayRecord:
+    """Return tensors as Flower's arrays; those of dtypes that NumPy lacks become float32."""
+    made = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu()
+        half = own.is_floating_point() and own.dtype not in _OF_NUMPY
+        made[name] = Array((own.float() if half else own).numpy())
+    return ArrayRecord(made)
+
+
+def tensors_of(
+    arrays: ArrayRecord, like: Mapping[str, Any], max_bytes: int | None = None
+) -> dict[str, Tensor]:
+    """Return arrays as finite tensors of the names, shapes and dtypes of other tensors."""
+    rule = f"have the names {list(like)}"
+    check.require(set(arrays) == set(like), "arrays", rule, list(arrays))
+    size = sum(len(array.data) for array in arrays.values())
+    if max_bytes is not None:
+        check.require(size <= max_bytes, "arrays", f"be at most {max_bytes} bytes long", size)
+    tensors = {}
+    for name, other in like.items():
+        try:
+            found = torch.from_numpy(arrays[name].numpy().copy())
+        except TypeError as error:
+            raise check.wrong(f"arrays[{name!r}]", "be an array of NumPy", error) from error
+        check.shape(f"arrays[{name!r}]", found, tuple(other.shape))
+        tensors[name] = found.to(other.dtype)
+        check.finite(f"arrays[{name!r}]", tensors[name])
+    return tensors
+
+
+def all_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:
+    """Return the tensors of a tree by their path, such as ``values.head``."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    if hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if not isinstance(tree, Mapping | list | tuple):
+        return {}
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    found: dict[str, Tensor] = {}
+    for key, part in items:
+        found |= all_tensors(part, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def encoded_state(state: Any) -> ArrayRecord:
+    """Return a state as one array, which is no array of NumPy."""
+    return _record(to_blob(state, "state"))
+
+
+def _bytes_of(arrays: ArrayRecord) -> bytes:
+    return b"".join(array.data for _, array in sorted(arrays.items()))
 
 
 def remember(state: Any, records: RecordDict) -> None:
@@ -88,4 +283,4 @@ def remembered(records: RecordDict) -> Any:
 
 
 def _record(blob: bytes) -> ArrayRecord:
-    return ArrayRecord({"blob": Array("uint8", (len(blob),), "safetensors", blob)})
+    return ArrayRecord({"blob": Array("uint8", (len(blob),), _CODED, blob)})

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +16,16 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._copies import copied
 from fedprompt._random_streams import kept_streams
-from fedprompt.flower._records import SEED, STATEFUL, blob_of, pack
+from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain
+from fedprompt.flower._tests import checked_figures
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.interfaces._calls import Calls, seed_of
 from fedprompt.messages.ledger import Direction, Ledger
-from fedprompt.wire import Expected, Header, decode_payload
+from fedprompt.wire import Expected, Header
 
 LOG = logging.getLogger("flwr.fedprompt")  # shown in Flower's log
+FACTOR = 1000
+"""Limit of a value or weight without `max_abs` or `max_weight`: so many times what is usual."""
 CLIENT = "client"  # name of the query for the client id, and key of its reply
 Fingerprint = Callable[[int], Mapping[str, str]]
 
@@ -120,11 +125,11 @@ def run_round(
         max_bytes: Maximum size in bytes of a payload.
         fingerprint: Function from a client id to its :func:`~fedprompt.fingerprint`, the same as
             at the clients. If it is not given, backbones are not compared.
-        max_abs: Largest magnitude of a value in a payload. If None, every finite number is
-            accepted.
+        max_abs: Largest magnitude of a value in a payload. If None, a client is dropped that sends
+            more than 1,000 times the largest of 1, its answer, and the median of the others.
         max_weight: Largest weight of a row in a payload, such as the number of examples of the
-            largest client. If None, every finite weight is accepted, and one client can dominate
-            the mean.
+            largest client. If None, a client is dropped that sends more than 1,000 times the larger
+            of 1 and the median of the others.
         timeout: Maximum time to wait for an exchange in seconds. If None, Flower decides.
         ledger: Ledger that records the messages sent and accepted.
 
@@ -155,120 +160,190 @@ class Wire:
     max_abs: float | None
     max_weight: float | None
     ledger: Ledger | None
+    plain: bool = False
     stateful: set[str] = field(default_factory=set)
-    seed: int = field(init=False)
+    traffic: Counter[str] = field(default_factory=Counter)
+    """Bytes of all messages, by "bytes_down" and "bytes_up"."""
     logged: dict[int, int] = field(default_factory=dict)
     """Last round in which a reply of a node was logged, by node."""
+    answered: dict[int, float] = field(default_factory=dict)
+    """Largest magnitude in the last answer to each client."""
+    seed: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_options(self.method, self.max_bytes, self.fingerprint)
-        object.__setattr__(self, "seed", seed_of(self.method))
         for name in ("max_abs", "max_weight"):
             check.optional(check.number, name, getattr(self, name), above=0)
         check.instance("ledger", self.ledger, Ledger | None, "be a Ledger or None")
+        object.__setattr__(self, "seed", seed_of(self.method))
 
+    @property
+    def form(self) -> Form:
+        """How messages stand in Flower's records."""
+        return Plain() if self.plain else Encoded()
+
+    @kept_streams()
     def address(
-        self, exchange: int, cohort: Iterable[int], state: State, nodes: Mapping[int, int]
+        self,
+        exchange: int,
+        clients: Iterable[int],
+        state: State,
+        nodes: Mapping[int, int],
+        config: Mapping[str, Any] = {},
+        kind: str = "train",
     ) -> list[Envelope]:
         """List one envelope for each client. Equal answers share their content, sent once."""
         contents: dict[bytes, RecordDict] = {}
-        seed = ConfigRecord({SEED: str(self.seed)})
-        envelopes = []
-        for client in cohort:
+        envelopes, server_round = [], self._round(exchange)
+        training = kind == "train"
+        place = exchange % self.method.exchanges if training else 0
+        calls = Calls(self.method, self.seed, server_round, place)
+        for client in clients:
             if client not in nodes:
-                text = "round %d: client %d is left out: it has no node"
-                LOG.warning(text, self._round(exchange), client)
+                LOG.warning("round %d: client %d is left out: it has no node", server_round, client)
                 continue
-            with kept_streams():
-                answer = self._calls(exchange).answer(client, state)
-            records = pack(answer, header=Header(self.fingerprint(client), exchange))
-            blob = blob_of(records)
+            answer = calls.answer(client, state)
+            header = Header(self.fingerprint(client), exchange, "", {"seed": str(self.seed)})
+            records, blob = self.form.request(answer, header, config)
             content = contents.setdefault(blob, records)
-            content[SEED] = seed
-            self._record(answer, "down", client, exchange, blob)
-            envelopes.append(Envelope(content, nodes[client], "train", group_id=str(exchange)))
+            if training:
+                self.answered[client] = _largest(answer)
+                self._record(answer, "down", client, exchange, len(blob))
+            envelopes.append(Envelope(content, nodes[client], kind, group_id=str(exchange)))
         return envelopes
 
     def accept(
         self, exchange: int, replies: Iterable[Envelope], clients: Mapping[int, int]
     ) -> dict[int, Message]:
         """Decode the replies and return payloads by client id; `clients` has client ids by node."""
-        payloads: dict[int, Message | None] = {}
+
+        def read(content: RecordDict, client: int) -> tuple[Message | None, int]:
+            if content.pop(STATEFUL, None) is not None:
+                self.stateful.add(str(client))
+            return self._decoded(content, client, exchange)
+
+        read_all = self._read(exchange, replies, clients, read)
+        found = {c: (p, size) for c, (p, size) in read_all.items() if p is not None}
+        self._drop_large(found, self._round(exchange))
+        for client, (payload, size) in found.items():
+            self._record(payload, "up", client, exchange, size)
+        return {client: payload for client, (payload, _) in found.items()}
+
+    def tested(
+        self, exchange: int, replies: Iterable[Envelope], clients: Mapping[int, int]
+    ) -> dict[int, dict[str, float]]:
+        """Return the figures in replies by client id; `clients` has client ids by node."""
+        return self._read(exchange, replies, clients, lambda content, _: checked_figures(content))
+
+    def _read(
+        self,
+        exchange: int,
+        replies: Iterable[Envelope],
+        clients: Mapping[int, int],
+        read: Callable[[RecordDict, int], Any],
+    ) -> dict[int, Any]:
+        """Read the first reply of each client, in the order of ids, and log why one is left out."""
+        found: dict[int, Any] = {}
         for reply in replies:
             node = reply.metadata.src_node_id
             try:
-                if node not in clients or clients[node] in payloads:
+                if node not in clients or clients[node] in found:
                     raise check.wrong("reply", "come from a node that was asked, once", "another")
-                client = clients[node]
-                content = _content(reply)
-                if content.pop(STATEFUL, None) is not None:
-                    self.stateful.add(str(client))
-                # A client replies without records if it has no payload.
-                payloads[client] = self._decoded(content, client, exchange) if content else None
+                found[clients[node]] = read(_content(reply), clients[node])
             except ValueError as error:
                 now = self._round(exchange)
                 if self.logged.get(node) != now:  # of many replies, one line
                     text = "round %d: a reply of node %d is left out: %.300s"
                     LOG.warning(text, now, node, error)
                 self.logged[node] = now
-        sent = sorted(payloads.items())
-        return {client: payload for client, payload in sent if payload is not None}
+        return dict(sorted(found.items()))
 
     def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
         """Step the server; drop payloads that it refuses alone, or keep its state without any."""
-        now, refused = self._round(exchange), dict[int, ValueError]()
+        now, place = divmod(exchange, self.method.exchanges)
+        calls = Calls(self.method, self.seed, now, place)
         if not payloads and not self.method.server.empty:
             return state
-        try:
-            return self._stepped(exchange, payloads, state)
-        except ValueError as error:
-            for client, payload in payloads.items():
-                try:
-                    self._stepped(exchange, {client: payload}, state)
-                except ValueError as alone:
-                    refused[client] = alone
-            largest = [f"{client}: {_largest(payload):.3g}" for client, payload in payloads.items()]
-            kept = {client: sent for client, sent in payloads.items() if client not in refused}
-            what = f"clients {sorted(refused)} are" if refused and kept else "round is"
-            text = "round %d: %s dropped: %.300s Largest magnitude of each client: %s"
-            LOG.warning(text, now, what, error, ", ".join(largest))
-        return self.step(exchange, kept, state) if refused else state
-
-    def _stepped(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
+        refused: dict[int, ValueError] = {}
         with kept_streams():
-            after: State = copied(self._calls(exchange).step(copied(payloads), state))
-        return after
-
-    def _calls(self, exchange: int) -> Calls:
-        return Calls(self.method, self.seed, *divmod(exchange, self.method.exchanges))
+            try:
+                after: State = copied(calls.step(copied(payloads), state))
+                return after
+            except ValueError as error:
+                for client, payload in payloads.items():
+                    try:
+                        calls.step(copied({client: payload}), state)
+                    except ValueError as alone:
+                        refused[client] = alone
+                sizes = [f"{client}: {_largest(sent):.3g}" for client, sent in payloads.items()]
+                kept = {client: sent for client, sent in payloads.items() if client not in refused}
+                what = f"clients {sorted(refused)} are" if refused and kept else "round is"
+                text = "round %d: %s dropped: %.300s Largest magnitude of each client: %s"
+                LOG.warning(text, now, what, error, ", ".join(sizes))
+        return self.step(exchange, kept, state) if refused and kept else state
 
     def _round(self, exchange: int) -> int:
         return exchange // self.method.exchanges
 
-    def _decoded(self, content: RecordDict, client: int, exchange: int) -> Message:
+    def _decoded(
+        self, content: RecordDict, client: int, exchange: int
+    ) -> tuple[Message | None, int]:
         form: Any = self.method.form
         fingerprint = self.fingerprint(client)
         expect = Expected(form(client), fingerprint, exchange, str(client), self.max_abs)
-        blob = blob_of(content)
-        payload, _ = decode_payload(blob, expect=expect, max_bytes=self.max_bytes)
-        self._check_weights(payload)
-        self._record(payload, "up", client, exchange, blob)
-        return payload
-
-    def _check_weights(self, payload: Message) -> None:
-        for name, entry in payload.items():
+        payload, size = self.form.accepted(content, expect, self.max_bytes)
+        for name, entry in (payload or {}).items():
             if self.max_weight is None or not isinstance(entry, Weighted):
                 continue
             if entry.weight.numel() and (found := entry.weight.max().item()) > self.max_weight:
                 rule = f"be at most {self.max_weight:g}"
                 raise check.wrong(f"payload[{name!r}].weight", rule, f"{found:g}")
+        return payload, size
+
+    def _drop_large(self, found: dict[int, tuple[Message, int]], server_round: int) -> None:
+        """Drop payloads with values or weights far above the usual ones, without given limits."""
+        if self.max_abs is None:
+            values = {client: _largest(payload) for client, (payload, _) in found.items()}
+            self._drop("value", "max_abs", values, self.answered, found, server_round)
+        if self.max_weight is None:
+            weights = {client: _heaviest(payload) for client, (payload, _) in found.items()}
+            self._drop("weight", "max_weight", weights, {}, found, server_round)
+
+    def _drop(
+        self,
+        what: str,
+        limit: str,
+        sizes: Mapping[int, float],
+        known: Mapping[int, float],
+        found: dict[int, Any],
+        server_round: int,
+    ) -> None:
+        in_order = sorted(sizes.values())
+        for client, size in sizes.items():
+            bound = FACTOR * max(1.0, known.get(client, 0.0), _median_of_others(in_order, size))
+            if size > bound:
+                text = (
+                    "round %d: client %d is dropped: its largest %s is %.3g, more than %.3g, which "
+                    "is 1,000 times what is usual; if this is right, set `%s`"
+                )
+                LOG.warning(text, server_round, client, what, size, bound, limit)
+                del found[client]
 
     def _record(
-        self, message: Message, direction: Direction, client: int, exchange: int, blob: bytes
+        self, message: Message, direction: Direction, client: int, exchange: int, size: int
     ) -> None:
+        self.traffic[f"bytes_{direction}"] += size
         if self.ledger is not None and message:
             where = {"client": client, "server_round": self._round(exchange)}
-            self.ledger.record(message, direction=direction, framed=len(blob), **where)
+            self.ledger.record(message, direction=direction, framed=size, **where)
+
+
+def _median_of_others(in_order: list[float], own: float) -> float:
+    """Return the lower median of sorted numbers without one of them, or 0 if there is no other."""
+    if len(in_order) < 2:
+        return 0.0
+    middle = (len(in_order) - 2) // 2
+    return in_order[middle + (bisect_left(in_order, own) <= middle)]
 
 
 def _enter(nodes: dict[int, int], replies: Iterable[Envelope], asked: Container[int]) -> None:
@@ -301,6 +376,12 @@ def _client_of(reply: Envelope) -> int:
 
 def _largest(message: Message) -> float:
     """Return the largest magnitude of the floating-point values of a message, or 0 without any."""
-    values = [entry.value if isinstance(entry, Weighted) else entry for entry in message.values()]
+    values = [each.known if isinstance(each, Weighted) else each for each in message.values()]
     floating = [value for value in values if value.is_floating_point() and value.numel()]
     return max((value.abs().max().item() for value in floating), default=0.0)
+
+
+def _heaviest(message: Message) -> float:
+    """Return the largest weight of a message, or 0 without any."""
+    weights = [entry.weight for entry in message.values() if isinstance(entry, Weighted)]
+    return max((weight.max().item() for weight in weights if weight.numel()), default=0.0)

@@ -1,25 +1,30 @@
 """Flower client apps."""
 
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, message_size_mod
+from flwr.clientapp.typing import Mod
 
 import fedprompt._refusals as check
+from fedprompt._copies import copied
 from fedprompt._random_streams import kept_streams
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
-from fedprompt.flower._records import SEED, STATEFUL, blob_of, pack, remember, remembered, unpack
+from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain, remember, remembered
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
-from fedprompt.interfaces import Method, Weighted
+from fedprompt.flower._tests import figures
+from fedprompt.interfaces import Message, Method, Weighted
 from fedprompt.interfaces._calls import Calls, seed_of
 from fedprompt.interfaces.method import Clients, check_takes_part, run_of
 from fedprompt.wire import Expected, Header
 
+Tests = Callable[[int], tuple[Any, Any]]
 _INITIAL: dict[str, Any] = {"asked": "", "before": {}, "after": {}}
 
 
@@ -30,6 +35,9 @@ def client_app(
     max_bytes: int,
     fingerprint: Fingerprint = unchecked,
     directory: str | os.PathLike[str] | None = None,
+    tests: Tests | None = None,
+    plain: bool = False,
+    mods: Sequence[Mod] = (),
 ) -> ClientApp:
     """Make a ``ClientApp`` that runs the client function of a method.
 
@@ -52,6 +60,11 @@ def client_app(
         directory: Directory with a checkpoint folder for each client. A later run then continues
             from these states. Only one process at a time may run a client. If None, the state is
             kept in ``context.state``, which ends with the run.
+        tests: Function from a client id to its own test inputs and their labels. A strategy with
+            `tested` then gets figures of the client's own model, and never the images.
+        plain: Whether messages are Flower's own arrays, as at the server (:class:`ServerStrategy`).
+        mods: Modifiers of Flower, such as ``flwr.clientapp.mod.fixedclipping_mod``. Those that
+            change numbers need `plain`; without it they refuse the message.
 
     Returns:
         The app.
@@ -61,7 +74,7 @@ def client_app(
         ...     payload = {"head": Weighted(answer["head"] + data, torch.tensor(30.0))}
         ...     return payload, {"rounds": state.get("rounds", 0) + 1}
         >>> def predict(data, answer, state):
-        ...     return answer["head"]
+        ...     return torch.nn.Identity()  # in place of your model
         >>> def form(client):
         ...     return {"head": Weighted(torch.zeros(2), torch.tensor(0.0))}
         >>> server = averaging_server({"head": torch.zeros(2)})
@@ -69,42 +82,92 @@ def client_app(
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
     check_options(method, max_bytes, fingerprint)
-    own_data, _ = run_of(method, data, (), alone=False)
+    check.optional(check.function, "tests", tests)
+    check.flag("plain", plain)
+    check.sequence("mods", mods, "modifiers of Flower")
+    own_data, *_ = run_of(method, data, (), alone=False)
+    form = Plain() if plain else Encoded()
+    without = arrays_size_mod, message_size_mod
+    reading = [mod for mod in mods if mod not in without and not isinstance(mod, LocalDpMod)]
+    limits = {"max_bytes": max_bytes, "configured": bool(reading)}
+    node = _Node(method, own_data, fingerprint, directory, tests, form, limits)
+    app = ClientApp()
+    app.train(mods=list(mods))(node.train)
+    app.evaluate()(node.test)
+    app.query(CLIENT)(_identify)
+    return app
 
-    def handle(message: Envelope, context: Context) -> Envelope:
+
+@dataclass(frozen=True)
+class _Node:
+    """Handlers of the messages of a client."""
+
+    method: Method
+    data: Callable[[int, int], Any]
+    fingerprint: Fingerprint
+    directory: str | os.PathLike[str] | None
+    tests: Tests | None
+    form: Form
+    limits: dict[str, Any]
+
+    def train(self, message: Envelope, context: Context) -> Envelope:
+        """Train, and reply with the payload."""
         client = _partition(context)
-        record: Any = message.content.get(SEED, {})
-        seed = int(record.get(SEED, seed_of(method)))
         with kept_streams():
-            form = Calls(method, seed, -1).answer(client, method.server.state)
-        expect = Expected(form, fingerprint(client))
-        folder = None if directory is None else Path(directory, str(client))
-        sent, header = unpack(message.content, expect=expect, max_bytes=max_bytes)
-        answer = {name: _beside(entry, form[name]) for name, entry in sent.items()}
-        server_round, later = divmod(header.server_round, method.exchanges)
-        memory = _recalled(context, folder)
-        if not later:
-            memory = _begun(memory, message.content)
-        calls = Calls(method, seed, server_round, later)
-        with kept_streams():
-            own = calls.data(own_data, client)
-            check_takes_part(own, client, server_round)
+            answer, header, asked = self._received(message.content, client)
+            memory, folder = self._recalled(context, client)
+            calls = self._calls(header)
+            if not calls.exchange:
+                memory = _begun(memory, asked)
+            own = calls.data(self.data, client)
+            check_takes_part(own, client, calls.server_round)
             payload, after = calls.train(client, own, answer, memory["after"])
-        up = Header(expect.fingerprint, header.server_round, str(client))
-        reply = RecordDict() if payload is None else pack(payload, header=up)
+        up = Header(self.fingerprint(client), header.server_round, str(client))
+        reply = self.form.reply(payload, answer, up)
         if after:
             reply[STATEFUL] = ConfigRecord()
         _keep({**memory, "after": after}, context, folder)
         return Envelope(reply, reply_to=message)
 
-    def identify(message: Envelope, context: Context) -> Envelope:
-        record = ConfigRecord({CLIENT: _partition(context)})
-        return Envelope(RecordDict({CLIENT: record}), reply_to=message)
+    def test(self, message: Envelope, context: Context) -> Envelope:
+        """Test the client's own model on its own images, and reply with the figures."""
+        rule = "be given to `client_app`, because the strategy asks for them by `tested`"
+        if self.tests is None:
+            raise check.wrong("tests", rule, "None")
+        client = _partition(context)
+        with kept_streams():
+            answer, header, _ = self._received(message.content, client)
+            calls = self._calls(header)._replace(exchange=0)
+            own = calls.data(self.data, client)
+            memory, _ = self._recalled(context, client)
+            model = calls.predict(client, own, answer, copied(memory["after"]))
+            found = figures(model, *self.tests(client))
+        return Envelope(RecordDict({"tests": found}), reply_to=message)
 
-    app = ClientApp()
-    app.train()(handle)
-    app.query(CLIENT)(identify)
-    return app
+    def _received(self, content: RecordDict, client: int) -> tuple[Message, Header, str]:
+        """Return the answer on the devices of the method, its header and its digest."""
+        first = self.method.server.state
+        like = Calls(self.method, seed_of(self.method), 0).answer(client, first)
+        expect = Expected(like, self.fingerprint(client))
+        sent, header, digest = self.form.received(content, expect, **self.limits)
+        return {name: _beside(entry, like[name]) for name, entry in sent.items()}, header, digest
+
+    def _calls(self, header: Header) -> Calls:
+        place = divmod(header.server_round, self.method.exchanges)
+        seed = header.meta.get("seed", seed_of(self.method))  # strategies of Flower send none
+        return Calls(self.method, int(seed), *place)
+
+    def _recalled(self, context: Context, client: int) -> tuple[dict[str, Any], Path | None]:
+        """Return what a client remembers: its last round, and its states before and after it."""
+        if self.directory is None:
+            return remembered(context.state) or _INITIAL, None
+        folder = Path(self.directory, str(client))
+        return load_checkpoint(folder, default={}) or _INITIAL, folder
+
+
+def _identify(message: Envelope, context: Context) -> Envelope:
+    record = ConfigRecord({CLIENT: _partition(context)})
+    return Envelope(RecordDict({CLIENT: record}), reply_to=message)
 
 
 def _beside(entry: Any, other: Any) -> Any:
@@ -114,15 +177,8 @@ def _beside(entry: Any, other: Any) -> Any:
     return entry.to(other.device)
 
 
-def _recalled(context: Context, folder: Path | None) -> dict[str, Any]:
-    """Return what a client remembers: its last round, and its states before and after it."""
-    memory = remembered(context.state) if folder is None else load_checkpoint(folder, default={})
-    return memory or _INITIAL
-
-
-def _begun(memory: dict[str, Any], request: RecordDict) -> dict[str, Any]:
+def _begun(memory: dict[str, Any], asked: str) -> dict[str, Any]:
     """Begin a round with the last state, or a repeated round with the state before it."""
-    asked = hashlib.sha256(blob_of(request)).hexdigest()
     before = memory["before"] if memory["asked"] == asked else memory["after"]
     return {"asked": asked, "before": before, "after": before}
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn as nn
 
+import fedprompt._refusals as check
 from fedprompt import _casts
 from fedprompt._copies import copied
 from fedprompt._random_streams import begin_streams
@@ -17,6 +19,9 @@ def seed_of(method: Any) -> int:
     """
     seed = getattr(method.setting, "seed", None)
     return torch.initial_seed() if seed is None else int(seed)
+
+
+_MODULE = "return an nn.Module, whose dropout can be off and whose state can be saved"
 
 
 class Calls(NamedTuple):
@@ -61,8 +66,20 @@ class Calls(NamedTuple):
         self._begin("step")
         return self.method.server.step(self.server_round, payloads, state)
 
-    def predict(self, client: int, data: Any, answer: Any, state: Any) -> Any:
+    def sums(self, state: Any) -> Any:
+        """Begin a step that adds payloads as they come, or return None if the server has none."""
+        begin = getattr(self.method.server.step, "begin", None)
+        return begin and begin(copied(state))
+
+    def summed(self, sums: Any) -> Any:
+        """Return the next state of the server after all payloads were added."""
+        self._begin("step")
+        return sums.end(self.server_round)
+
+    def predict(self, client: int, data: Any, answer: Any, state: Any) -> nn.Module:
         """Return the prediction of a client for an answer that is its own."""
         self._begin("predict", client)
         with _casts.ended():
-            return self.method.predict(data, answer, state)
+            model: nn.Module = self.method.predict(data, answer, state)
+        check.instance("method.predict", model, nn.Module, _MODULE)
+        return model

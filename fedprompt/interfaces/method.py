@@ -3,8 +3,11 @@
 Every engine runs the same objects: one process, ranks, Flower.
 """
 
+from __future__ import annotations  # signatures have the short names of types
+
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch.nn as nn
@@ -28,17 +31,17 @@ CODED = ("client", "codec")
 """Keys of the state of a client whose method is wrapped by :func:`fedprompt.rounds.coded`."""
 
 
-_Answer = Callable[[int, State], Message]
-_Step = Callable[[int, Mapping[int, Message], State], State]
-_Client = Callable[[Any, Message, State], tuple[Message | None, State]]
-_Predict = Callable[[Any, Message, State], Any]
-_Form = Callable[[int], Message]
+AnswerFunction = Callable[[int, State], Message]
+StepFunction = Callable[[int, Mapping[int, Message], State], State]
+ClientFunction = Callable[[Any, Message, State], tuple[Message | None, State]]
+PredictFunction = Callable[[Any, Message, State], nn.Module]
+FormFunction = Callable[[int], Message]
 
 
 class _ServerParts(NamedTuple):
     state: State
-    answer: _Answer
-    step: _Step
+    answer: AnswerFunction
+    step: StepFunction
     changes: bool | None
     empty: bool | None
 
@@ -60,6 +63,18 @@ class Server(_ServerParts):
         empty: Whether a round without payloads takes a step with ``{}``, such as one that adds
             noise (True), or keeps the state (False). If None, it keeps the state, and a cohort
             without clients warns.
+
+    Example:
+        A server that counts the payloads of all rounds. The count is also its broadcast.
+
+        >>> def answer(client, state):
+        ...     return {"count": state["count"]}
+        >>> def step(server_round, payloads, state):
+        ...     return {"count": state["count"] + len(payloads)}
+        >>> import torch
+        >>> server = Server({"count": torch.tensor(0)}, answer, step)
+        >>> server.step(0, {3: {}, 7: {}}, server.state)
+        {'count': tensor(2)}
     """
 
     __slots__ = ()
@@ -67,11 +82,11 @@ class Server(_ServerParts):
     def __new__(
         cls,
         state: State,
-        answer: _Answer,
-        step: _Step,
+        answer: AnswerFunction,
+        step: StepFunction,
         changes: bool | None = None,
         empty: bool | None = None,
-    ) -> "Server":
+    ) -> Server:
         """Make a server of functions."""
         check.instance("state", state, Mapping, "be a tree of a dict")
         check.function("answer", answer)
@@ -92,15 +107,19 @@ class Clients(Protocol):
     def data(self, setting: Any, client: int, server_round: int) -> Any:
         """Return the data of a client in a round of a method with this setting."""
 
+    def images_of(self, client: int) -> str:
+        """Return a digest by which the inputs of a client are told from others."""
+
 
 class _MethodParts(NamedTuple):
-    client: _Client
+    client: ClientFunction
     server: Server
-    predict: _Predict
+    predict: PredictFunction
     exchanges: int
-    form: _Form | None
+    form: FormFunction | None
     wrappers: tuple[str, ...]
     setting: Any
+    name: str
 
 
 class Method(_MethodParts):
@@ -115,7 +134,8 @@ class Method(_MethodParts):
         client: Function (data, answer, state) -> (payload, state): one exchange of one client. A
             payload ``{}`` is a legal message. With the payload None, nothing is sent.
         server: Server.
-        predict: Function (data, answer, state) -> model. Personalization belongs here.
+        predict: Function (data, answer, state) -> model, an ``nn.Module`` that is complete in its
+            state next to a frozen network. Personalization belongs here.
         exchanges: Number of exchanges in a round (at least 1). With 3, each client of the cohort
             gets three answers and sends three payloads in a round.
         form: Function from a client id to a payload with its names, shapes and dtypes; numbers are
@@ -126,20 +146,42 @@ class Method(_MethodParts):
         setting: Setting of the run, such as a :class:`fedprompt.methods.Setting`: the data of
             clients and the cohorts follow from it. Functions with ``methods.register`` fill it. If
             None, the data are yours.
+        name: Name and plain values, such as "fedprox(learning_rate=0.01)", by which its rounds are
+            told from others. Functions with ``methods.register`` fill it.
+
+    Example:
+        The mean of numbers that clients hold. A prediction is a module.
+
+        >>> from fedprompt import averaging_server, collect, load_values, run_rounds, snapshot
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> def client(data, answer, state):
+        ...     nn.init.constant_(model.weight, data.number)
+        ...     return collect(model, weight=1.0), state
+        >>> def predict(data, answer, state):
+        ...     load_values(model, answer)
+        ...     return model
+        >>> method = Method(client, averaging_server(snapshot(model)), predict)
+        >>> class Data:
+        ...     def __init__(self, client):
+        ...         self.id, self.number = client, 10.0 * client
+        >>> *_, now = run_rounds(method, lambda client, server_round: Data(client), [[1, 2]])
+        >>> now.model(method, Data(1)).weight.item()
+        15.0
     """
 
     __slots__ = ()
 
     def __new__(
         cls,
-        client: _Client,
+        client: ClientFunction,
         server: Server,
-        predict: _Predict,
+        predict: PredictFunction,
         exchanges: int = 1,
-        form: _Form | None = None,
+        form: FormFunction | None = None,
         wrappers: tuple[str, ...] = (),
         setting: Any = None,
-    ) -> "Method":
+        name: str = "",
+    ) -> Method:
         """Make a method of functions."""
         check.function("client", client)
         check.instance("server", server, Server, "be a Server(state, answer, step)")
@@ -147,7 +189,19 @@ class Method(_MethodParts):
         check.count("exchanges", exchanges)
         check.optional(check.function, "form", form, DECODES)
         check.instance("wrappers", wrappers, tuple, "be a tuple of names")
-        return super().__new__(cls, client, server, predict, exchanges, form, wrappers, setting)
+        check.instance("name", name, str, "be a string")
+        parts = client, server, predict, exchanges, form, wrappers, setting, name
+        return super().__new__(cls, *parts)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Description of a round: the method, its setting, its wrappers, the frozen network.
+
+        Rounds, clients, devices, functions and inputs are not in it, because they may change.
+        """
+        described: Callable[[], dict[str, str]] = getattr(self.setting, "described", dict)
+        wrappers = [name for name in self.wrappers if name != "counted"]
+        return {"method": self.name, "wrappers": ", ".join(wrappers), **described()}
 
 
 class _Parts(NamedTuple):
@@ -169,9 +223,20 @@ class Round(_Parts):
             are the clients of this rank.
         stateful: Ids of all clients whose state is not empty, on other ranks and nodes, too. The
             clients with a state in `clients` need not be given.
+        origin: Description of the method that made the round. Another method refuses the round. If
+            empty, as in ``Round(*now)``, the round is not compared.
+        images: Digest of the inputs on which a client made its state, by its id as a string.
+
+    Example:
+        >>> now = Round(4, {"values": {}}, {"0": {"seen": 12}, "1": {}})
+        >>> server_round, server, clients = now
+        >>> server_round, clients["0"], sorted(now.stateful)
+        (4, {'seen': 12}, ['0'])
     """
 
     stateful: frozenset[str] = frozenset()
+    origin: Mapping[str, str] = MappingProxyType({})
+    images: Mapping[str, str] = MappingProxyType({})
 
     def __new__(
         cls,
@@ -179,23 +244,36 @@ class Round(_Parts):
         server: State,
         clients: Mapping[str, State],
         stateful: Iterable[str] = (),
-    ) -> "Round":
+        origin: Mapping[str, str] | None = None,
+        images: Mapping[str, str] | None = None,
+    ) -> Round:
         """Make a round."""
         made = super().__new__(cls, server_round, server, clients)
         check.iterable("stateful", stateful, "ids of clients, as strings")
         check.texts("stateful", stateful := list(stateful), at_least=0)
         states = clients.items() if isinstance(clients, Mapping) else ()
         made.stateful = frozenset(stateful) | {client for client, state in states if state}
+        for name, texts in {"origin": origin or {}, "images": images or {}}.items():
+            check.names(name, texts, "map strings to strings")
+            setattr(made, name, dict(texts))
         return made
 
-    def _replace(self, **changes: Any) -> "Round":
-        return Round(**{**self._asdict(), "stateful": self.stateful, **changes})
+    def _replace(self, **changes: Any) -> Round:
+        return Round(**{**self._asdict(), **vars(self), **changes})
+
+    def check_made_by(self, method: Method, argument: str = "now") -> None:
+        """Refuse a method that did not make this round, by the first value that differs."""
+        made = method.origin if self.origin else {}
+        for name in (name for name in made if name in self.origin):
+            here, there = repr(made[name]), repr(self.origin[name])
+            rule = f"be a round of the same {name}, {here}, or Round(*{argument}) for its values"
+            check.require(here == there, argument, rule, there)
 
     def missed(self, client: int | str) -> bool:
         """Whether a client has a state, and the state is not here."""
         return str(client) in self.stateful and not self.clients.get(str(client))
 
-    def model(self, method: Method, data: Any, client: int | None = None) -> Any:
+    def model(self, method: Method, data: Any, client: int | None = None) -> nn.Module:
         """Return the model with which a client predicts after this round.
 
         It is a module of its own, so you can keep the models of several clients and rounds. Only
@@ -207,9 +285,10 @@ class Round(_Parts):
             client: Id of the client in the federation.
 
         Raises:
-            ValueError: If the prediction reads the state of a client that is on another rank or
-                node, or the state is of a method with other wrappers.
+            ValueError: If another method made this round, or the prediction reads the state of a
+                client that is on another rank or node.
         """
+        self.check_made_by(method)
         with kept_streams():
             calls = Calls(method, seed_of(method), self.server_round)
             if client is None:
@@ -221,8 +300,7 @@ class Round(_Parts):
             check_wrappers(method, client, own)
             state = _Missed(client) if self.missed(client) else copied(own)
             answer = calls.answer(client, self.server)
-            model = calls.predict(client, data, answer, state)
-            return own_module(model) if isinstance(model, nn.Module) else model
+            return own_module(calls.predict(client, data, answer, state))
 
 
 class _Missed(Mapping[str, Any]):
@@ -252,8 +330,8 @@ def _federation(method: Method, data: Any) -> Clients:
 
 def run_of(
     method: Method, data: Any, cohorts: Iterable[Iterable[int]] | None, *, alone: bool
-) -> tuple[Callable[[int, int], Any], Iterable[Iterable[int]]]:
-    """Return the data and the cohorts of a run.
+) -> tuple[Callable[[int, int], Any], Iterable[Iterable[int]], Callable[[int], str]]:
+    """Return the data and the cohorts of a run, and digests of inputs.
 
     Args:
         method: Method.
@@ -267,7 +345,7 @@ def run_of(
         if cohorts is None:
             raise check.wrong("cohorts", rule, "None")
         check.iterable("cohorts", cohorts, "cohorts")
-        return data, cohorts
+        return data, cohorts, lambda client: ""
     federation, setting = _federation(method, data), method.setting
     if not setting.clients:
         rule = "name the clients, such as range(100), because they are in several processes"
@@ -278,7 +356,7 @@ def run_of(
         check.require(in_turn, "method.setting.clients", rule, "none")
     cohorts = setting.cohorts() if cohorts is None else cohorts
     check.iterable("cohorts", cohorts, "cohorts")
-    return partial(federation.data, setting), cohorts
+    return partial(federation.data, setting), cohorts, federation.images_of
 
 
 def wrapped(method: Method, name: str, **parts: Any) -> Method:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn as nn
@@ -33,8 +33,8 @@ def collect(
     module, which is not collected: weight 0 is not privacy.
 
     If training changed buffers that are not sent, such as running statistics of batch
-    normalization, a ``UserWarning`` names them, once for each module: a shared module would carry
-    them from client to client, outside of all messages and states. Send them by `buffers`, or keep
+    normalization, a ``UserWarning`` names them once: a shared module would carry them from client
+    to client, outside of all messages and states. Send them by `buffers`, or keep
     them in the state of each client (``snapshot(module, buffers=True)``).
 
     If `module` has trainable parameters and more bytes of frozen ones, a ``UserWarning`` names the
@@ -120,7 +120,9 @@ def _warn_of_frozen(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 _LOADED = WeakKeyDictionary[nn.Module, dict[str, tuple[int, int]]]()
 """Buffers that the last `load_values` of a module did not write: identity and version of each."""
 
-_WARNED = WeakSet[nn.Module]()
+_WARNED = set[tuple[str, ...]]()
+"""Names of buffers that a warning had, because clients may have new modules in each round."""
+
 _COUNT = "num_batches_tracked"
 
 
@@ -163,8 +165,8 @@ def _warn_of_buffers(
     names = [name.replace(_COUNT, "running_mean") for name in changed]
     known = {now[name][0] for name in sent if name in now} | set(map(id, rows.values()))
     missing = [name for name in names if name in before and now[name][0] not in known]
-    if missing and module not in _WARNED:
-        _WARNED.add(module)
+    if missing and (*missing,) not in _WARNED:
+        _WARNED.add((*missing,))
         warnings.warn(
             "`module` has buffers that training changes and no message has, such as running "
             f"statistics: {check.some_names(missing)}. A shared module carries them from client to "

@@ -8,6 +8,7 @@ import pickle
 import select
 import sys
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ def serve(results: int) -> None:
 if __name__ == "__main__":
     standard = os.dup(1)
     os.dup2(2, 1)  # so that prints of a method are no results
+    for package in sys.argv[1:]:
+        import_module(package)
     try:
         serve(standard)
     except EOFError:

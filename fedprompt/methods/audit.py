@@ -115,8 +115,10 @@ def function_at(place: Any) -> Callable[[Setting], Method]:
         file, _, name = place.rpartition(":")
         spec: Any = spec_from_file_location(Path(file).stem, file)
         check.require(Path(file).is_file() and spec, "method", _IN_A_FILE, repr(place))
-        module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = sys.modules.get(spec.name)
+        if getattr(module, "__file__", None) != spec.origin:  # its functions stay the same
+            module = sys.modules[spec.name] = module_from_spec(spec)
+            spec.loader.exec_module(module)
         place = getattr(module, name, None)
     check.function("method", place, _IN_A_FILE)
     make: Callable[[Setting], Method] = place
@@ -173,7 +175,8 @@ def _with_noise(federation: Federation, client: int, classes: int) -> Federation
         own = whole[shard], federation.labels[shard]
         pairs.append(own if other == client else (noise, labels))
     inputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    parts = torch.arange(len(labels), device="cpu").split([len(part) for _, part in pairs])
+    sizes = [len(part) for _, part in pairs]
+    parts = torch.split(torch.arange(len(labels), device="cpu"), sizes)
     shards = dict(zip(federation.shards, parts, strict=True))
     return replace(federation, inputs=inputs, labels=labels, shards=shards)
 
@@ -183,7 +186,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Tensor and thing.untyped_storage().nbytes() > thing.nbytes:
-            return thing.clone(memory_format=torch.contiguous_format).__reduce_ex__(4)
+            own: Any = thing.clone(memory_format=torch.contiguous_format)
+            return own.__reduce_ex__(4)
         return NotImplemented
 
 
@@ -197,6 +201,9 @@ def _pickled(thing: Any) -> bytes:
     return blob.getvalue()
 
 
+_LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft")
+"""Packages that a helper imports once if they are in use, and not for each client."""
+
 _HELPERS: list["subprocess.Popen[bytes]"] = []
 """The running helper, if there is one."""
 
@@ -204,7 +211,8 @@ _HELPERS: list["subprocess.Popen[bytes]"] = []
 def _repeated(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
     if not _HELPERS or _HELPERS[0].poll() is not None:
-        command = [sys.executable, "-m", "fedprompt.methods._repeats"]
+        loaded = [name for name in _LARGE if name in sys.modules]
+        command = [sys.executable, "-m", "fedprompt.methods._repeats", *loaded]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         path = os.pathsep.join(map(os.path.abspath, sys.path))
         _HELPERS[:] = [subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": path})]

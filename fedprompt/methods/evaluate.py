@@ -201,11 +201,11 @@ def evaluate(
         counts as an error.
 
     Raises:
-        ValueError: If a client is not in the federation or has no own tests, a newcomer has
-            trained, a domain has the name of a figure, or predictions do not have one column for
-            each class. With `class_names`, if the method learned something for each class, its
-            prediction reads training inputs, it was not made by a function with :func:`register`,
-            or the setting has no class names.
+        ValueError: If another method made `now`, a client is not in the federation or has no own
+            tests, a newcomer has trained, a domain has the name of a figure, or predictions do not
+            have one column for each class. With `class_names`, if the method learned something for
+            each class, its prediction reads training inputs, it was not made by a function with
+            :func:`register`, or the setting has no class names.
 
     Example:
         >>> from fedprompt import methods, run_rounds, samples, vit_trunk
@@ -229,6 +229,8 @@ def evaluate(
     nouns.method(method)
     check.instance("federation", federation, Federation, "be a Federation")
     check.instance("now", now, Round, "be a Round")
+    now.check_made_by(method)
+    now = Round(*now, now.stateful)  # from here on, it may predict other classes
     check.flag("shared", shared)
     check.count("steps", steps, at_least=0)
     check.number("learning_rate", learning_rate, above=0)
@@ -359,10 +361,9 @@ class _Tests:
     mixes: Mapping[int | None, Tensor]
 
     @torch.no_grad()
-    def predicted(self, model: Any) -> Tensor:
+    def predicted(self, model: nn.Module) -> Tensor:
         """Predict the class of each test input, without dropout and with stored statistics."""
-        modules = list(model.modules()) if isinstance(model, nn.Module) else []
-        training = [module for module in modules if module.training]  # a frozen part is not
+        training = [module for module in model.modules() if module.training]  # frozen parts are not
         batches = torch.split(torch.arange(len(self.labels), device="cpu"), _BATCH_SIZE)
         try:
             for module in training:
@@ -372,7 +373,7 @@ class _Tests:
             for module in training:
                 module.training = True
 
-    def _classes(self, model: Any, positions: Tensor) -> Tensor:
+    def _classes(self, model: nn.Module, positions: Tensor) -> Tensor:
         logits = model(self.inputs[positions].to(self.setting.device))
         check.instance("predictions", logits, Tensor, "be a tensor of logits")
         check.shape("predictions", logits, (len(positions), self.setting.num_classes))
@@ -411,17 +412,17 @@ class _Run:
     tests: _Tests
     group: "distributed.ProcessGroup | None"
 
-    def model(self, client: int) -> Any:
+    def model(self, client: int) -> nn.Module:
         """Return the model with which a client predicts."""
         with torch.device(self.method.setting.device):
             if self.others is None:
                 return self.now.model(self.method, self.federation, client)
             return self._of_others(client, *self.others)
 
-    def _of_others(self, client: int, others: Method, few: Method) -> Any:
+    def _of_others(self, client: int, others: Method, few: Method) -> nn.Module:
         """Return the model of a client, if what it learned predicts any number of classes."""
 
-        def model(method: Method) -> Any:
+        def model(method: Method) -> nn.Module:
             data = _NoInputs(method.setting, client, self.now.server_round)
             return self.now.model(method, data)
 
@@ -513,8 +514,8 @@ class _Run:
         found = {int(client): figures for tree in trees for client, figures in tree.items()}
         return {client: found[client] for client in clients}
 
-    def train(self, model: Any, client: int, steps: int, learning_rate: float) -> None:
-        """Train a model on batches of a newcomer; a plain function stays as it is."""
+    def train(self, model: nn.Module, client: int, steps: int, learning_rate: float) -> None:
+        """Train a model on batches of a newcomer; without parameters it stays as it is."""
         if not (parameters := _trained(model)):
             return
         setting = self.method.setting
@@ -524,10 +525,8 @@ class _Run:
             take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
-def _trained(model: Any) -> list[nn.Parameter]:
-    """Return the trained parameters of a model; a plain function has none."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else ()
-    return [parameter for parameter in parameters if parameter.requires_grad]
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _own_figures(clients: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -167,6 +167,11 @@ class VitSetting(_OneTrunk):
             raise check.wrong("trunks", rule, "a trunk with trained parameters")
 
     @property
+    def frozen_networks(self) -> Sequence[Any]:
+        """The trunks."""
+        return self.trunks
+
+    @property
     def num_backbones(self) -> int:
         """Number of trunks."""
         return len(self.trunks)
@@ -357,6 +362,11 @@ class ClipSetting(Setting):
         check.require(given == self.num_classes, "attributes", rule, given)
         for label, texts in enumerate(self.attributes):
             check.texts(f"attributes[{label}]", texts)
+
+    @property
+    def frozen_networks(self) -> Sequence[Any]:
+        """The text tower, and the model that it is part of."""
+        return [self.tower, *([self.clip] if isinstance(self.clip, nn.Module) else [])]
 
     def renamed(self: _Clip, class_names: Sequence[str]) -> _Clip:
         """Return the same setting of other classes, which have no attributes."""

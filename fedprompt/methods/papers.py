@@ -33,6 +33,7 @@ from fedprompt.methods.whole_networks import NetworkSetting
 __all__ = ["PRINTED", "Printed", "fedhpl", "fedl2g", "fedotp", "sgpt"]
 
 _SGD = torch.optim.SGD
+_ALGORITHM_1 = partial(fp.transport.dykstra, epsilon=0.1, tolerance=1e-3, max_iterations=99)
 
 
 class Printed(NamedTuple):
@@ -101,7 +102,7 @@ PRINTED = {
     "fedotp": Printed(
         {"clients": range(10), "rounds": 10, "epochs": 5, "batch_size": 32, "length": 16}
         | {"make_optimizer": partial(_SGD, momentum=0.9, weight_decay=5e-4)},
-        {"learning_rate": 1e-3, "mass": 0.8, "epsilon": 0.1},
+        {"learning_rate": 1e-3, "mass": 0.8, "epsilon": 0.1, "solver": _ALGORITHM_1},
     ),
 }
 """Printed values by the name of the call; of the first data set, where they differ by data set."""
@@ -189,7 +190,7 @@ def fedl2g(
         by_features: Whether guides are those of features (FedL2G-f, with a server rate of 100), and
             not those of logits (FedL2G-l, .1).
         changes: Fields of :class:`~fedprompt.methods.NetworkSetting`, and arguments of
-            :func:`fedprompt.methods.fedl2g_l`.
+            ``methods.fedl2g_l``.
 
     Raises:
         ValueError: If a change is neither a field nor an argument.
@@ -230,9 +231,9 @@ def fedotp(tower: fp.TextTower, *, class_names: Sequence[str], **changes: Any) -
         >>> method.setting.length, method.setting.epochs
         (16, 5)
     """
-    if "match" not in changes:
-        epsilon = changes.get("epsilon", PRINTED["fedotp"].arguments["epsilon"])
-        solver = partial(fp.transport.dykstra, epsilon=epsilon, tolerance=1e-3, max_iterations=99)
-        changes = {"solver": solver, **changes}
+    if "match" in changes:
+        changes = {"solver": None, **changes}
+    elif "epsilon" in changes:
+        changes = {"solver": partial(_ALGORITHM_1, epsilon=changes["epsilon"]), **changes}
     given = {"tower": tower, "class_names": class_names}
     return PRINTED["fedotp"].method(_fedotp, ClipSetting, given, changes)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 import fedprompt._refusals as check
 from fedprompt.interfaces import Method
-from fedprompt.methods.setting import Setting
+from fedprompt.methods.setting import Setting, plain_texts
 
 __all__ = [
     "DIFFERENT_MODELS",
@@ -182,7 +182,11 @@ def register(
             settings = (one for one in (*arguments, *given.values()) if isinstance(one, Setting))
             setting = next(settings, None) if made.setting is None else made.setting
             predict = Prediction(made.predict, checked, arguments, given)
-            return made._replace(predict=predict, setting=setting)
+            values = inspect.signature(make).bind(*arguments, **given)
+            values.apply_defaults()
+            texts = [f"{key}={text}" for key, text in plain_texts(values.arguments).items()]
+            title = f"{name}({', '.join(texts)})"
+            return made._replace(predict=predict, setting=setting, name=title)
 
         new = name not in METHODS or _runs_again(make, METHODS[name].make)
         check.require(new, "name", "be new among the methods", repr(name))

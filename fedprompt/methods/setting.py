@@ -9,11 +9,12 @@ it was made from, so a run has one setting::
         model = now.model(method, federation, client=3)
 """
 
+import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -27,8 +28,18 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt import _casts
+from fedprompt._trees import to_blob
 
-__all__ = ["Batch", "ClientData", "Federation", "Inputs", "Setting", "check_inputs", "owned"]
+__all__ = [
+    "Batch",
+    "ClientData",
+    "Federation",
+    "Inputs",
+    "Setting",
+    "check_inputs",
+    "owned",
+    "plain_texts",
+]
 
 _Module = TypeVar("_Module", bound=nn.Module)
 _Given = TypeVar("_Given", bound="Setting")
@@ -118,7 +129,7 @@ class Setting:
         if cast(Any, self.public) is None:
             self.public = torch.empty(0)
         check.iterable("clients", self.clients, "ids, such as range(100)")
-        if not isinstance(self.clients, Sequence):
+        if not isinstance(cast(Any, self.clients), Sequence):
             self.clients = [*self.clients]
         if len({*self.clients}) < len(self.clients):
             raise check.wrong("clients", "have each id once", check.kind(self.clients))
@@ -137,6 +148,24 @@ class Setting:
     def completed(self: _Given, clients: Iterable[int]) -> _Given:
         """Return a setting of these clients of a federation, or this one if it names its own."""
         return self if self.clients else replace(self, clients=sorted(clients))
+
+    @property
+    def frozen_networks(self) -> Sequence[Any]:
+        """Frozen networks, which are not in the state of a round."""
+        return ()
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        parts = [fp.fingerprint(network) for network in self.frozen_networks]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def described(self) -> dict[str, str]:
+        """Describe plain values and frozen networks; rounds, clients and device may change."""
+        names = {each.name for each in fields(self) if each.init} - {"rounds", "clients", "device"}
+        values = plain_texts({name: getattr(self, name) for name in sorted(names)})
+        return {f"setting.{name}": text for name, text in values.items()} | {
+            "frozen network": self._fingerprint
+        }
 
     @property
     def named_clients(self) -> Sequence[int]:
@@ -456,6 +485,20 @@ class Federation:
         check.labels("labels", self.labels, sys.maxsize, size=size, of="inputs")
 
     @cached_property
+    def _digests(self) -> dict[int, str]:
+        return {}
+
+    def images_of(self, client: int) -> str:
+        """Return a digest of the labels and, of a tensor, of the first and the last input."""
+        if client not in self._digests:
+            shard = self.shards[client]
+            seen = [self.labels[shard].to(torch.int64)]
+            if isinstance(self.inputs, Tensor):
+                seen.append(self.inputs[shard[[0, -1]]])
+            self._digests[client] = hashlib.sha256(to_blob(seen, "inputs")).hexdigest()[:16]
+        return self._digests[client]
+
+    @cached_property
     def _num_classes(self) -> int:
         return int(self.labels.max()) + 1 if len(self.labels) else 0
 
@@ -473,6 +516,22 @@ class Federation:
             self.labels[shard].to(setting.device, torch.int64),
             lambda chosen: self.inputs[shard[chosen]],
         )
+
+
+def plain_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Write numbers, strings, dtypes, None, and sequences of them; leave out other values."""
+    texts = {name: _text(value) for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, tuple | list | range):
+        parts = [_text(part) for part in value]
+        return None if None in parts else f"[{', '.join(map(str, parts))}]"
+    if type(value) is float:
+        return f"{value:.6g}"  # the last bits depend on the machine
+    known = value is None or isinstance(value, bool | int | str | torch.dtype)
+    return repr(value) if known else None
 
 
 def check_inputs(argument: str, inputs: object) -> None:

@@ -131,6 +131,11 @@ class NetworkSetting(Setting):
             self.networks = [fp.freeze(cast(nn.Module, network)) for network in self.networks]
 
     @property
+    def frozen_networks(self) -> Sequence[Any]:
+        """The networks, if they are behind a border."""
+        return () if self.border is None else self.networks
+
+    @property
     def num_backbones(self) -> int:
         """Number of networks."""
         return len(self.networks)

@@ -9,8 +9,14 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
+from fedprompt._names import STATISTICS
 from fedprompt.interfaces import Payload, Weighted
 from fedprompt.privacy._randomness import check_source, deviation, with_noise
+
+_NO_STATISTICS = (
+    "have no running statistics, whose variances noise would make negative; keep them in the state "
+    "of each client: snapshot(module, buffers=True)"
+)
 
 
 def clip_norm(
@@ -141,6 +147,7 @@ def gaussian_noise(
     Raises:
         ValueError: If a number is not finite, a weight is negative, `generator` was never seeded,
             or the noise overflows or underflows the dtype, or is below the spacing of the numbers.
+            Or if the payload has running statistics, because noise makes variances negative.
 
     Example:
         >>> payload = {"head": Weighted(torch.zeros(100_000), torch.tensor(1.0))}
@@ -155,6 +162,8 @@ def gaussian_noise(
     check.number("sensitivity", sensitivity, above=0)
     check_source(generator)
     nouns.payload(payload)
+    statistics = [name for name in payload if name.rpartition(".")[2] in STATISTICS]
+    check.nothing(statistics, "payload", _NO_STATISTICS)
     dtypes = [torch.promote_types(entry.value.dtype, torch.float32) for entry in payload.values()]
     sigma = deviation(multiplier, sensitivity, dtypes=dtypes)
     noisy = {}

@@ -168,3 +168,17 @@ def test_moments_of_half_precision_values_are_in_float32():
     new, state = server.step(value, mean, server.init(value))
     assert new.dtype == torch.bfloat16
     assert {part.dtype for part in state.values()} == {torch.float32}
+
+
+def test_running_statistics_take_the_mean_and_other_names_of_them_are_said():
+    """Momentum moves a parameter on, and would make a variance negative."""
+    make, first = partial(torch.optim.SGD, lr=1.0, momentum=0.9), torch.ones(())
+    for options, name in (({}, "norm.running_var"), ({"statistics": ["scale"]}, "scale")):
+        rule = fedopt(make, **options)
+        values = {"weight": first, name: first}
+        state = rule.init(values)
+        for mean in (0.5, 0.25):
+            means = dict.fromkeys(values, Weighted(torch.tensor(mean), first))
+            values, state = rule.step(values, means, state)
+        assert values[name].item() == 0.25
+        assert values["weight"].item() == pytest.approx(0.5 - (0.25 + 0.9 * 0.5))

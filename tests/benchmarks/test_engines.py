@@ -52,7 +52,7 @@ def test_two_ranks_next_to_one_process(clients, cohort, share, goal, meter, tmp_
         ratios.append(alone / max(seconds for seconds, _ in found))
         for name, value in now.server["values"].items():
             assert all(torch.equal(value, values[name]) for _, values in found)
-    possible = bound(list(made.setting.cohorts())[1:], 2, share)  # the first round warms up
+    possible = bound(list(made[0].cohorts())[1:], 2, share)  # the first round warms up
     title = f"{cohort} of {clients} clients, two ranks{' that share' * share}"
     meter.report(f"{title}: bound by the cohorts", possible)
     meter.report(f"{title}: one process / two ranks, time", statistics.median(ratios))

@@ -19,7 +19,7 @@ def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
 def log() -> Iterator[list[str]]:
     """Return the list to which the lines of the adapter's log are appended."""
     lines: list[str] = []
-    handler, logger = logging.Handler(), logging.getLogger("flwr.fedprompt")
+    handler, logger = logging.Handler(logging.WARNING), logging.getLogger("flwr.fedprompt")
     handler.emit = lambda record: lines.append(record.getMessage())
     logger.addHandler(handler)
     yield lines

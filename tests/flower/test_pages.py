@@ -39,6 +39,10 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
     shown = f"{torch.full((3,), second)}\n"
     assert capsys.readouterr().out == shown * 3
     assert len(names["ledger"].sent) == 8
+    grid = InProcessGrid(names["private_app"], range(3))
+    private = names["main_with_noise"](grid, None).server["values"]["head"]
+    assert private.std() > 0
+    assert private.norm() < 3  # two rounds of changes of norm 1 with a little noise
 
 
 def test_the_examples_of_the_docstrings_run():

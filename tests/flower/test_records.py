@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 import fedprompt as fp
 from fedprompt import flower
-from flower_runs import assert_equal
+from flower_runs import assert_equal, blob_record
 
 pytestmark = pytest.mark.flower
 
@@ -59,21 +59,17 @@ def test_the_strategies_of_flower_refuse_to_average_messages():
         FedAvg().aggregate_train(1, replies)
 
 
-def blob_record(blob: bytes = b"", stype: str = "safetensors", key: str = "blob") -> ArrayRecord:
-    return ArrayRecord({key: Array("uint8", (len(blob),), stype, blob)})
-
-
 STRANGE = {
     "nothing": RecordDict(),
-    "another name": RecordDict({"arrays": blob_record()}),
-    "more": RecordDict({"fedprompt": blob_record(), "metrics": MetricRecord({"loss": 1.0})}),
+    "another name": RecordDict({"arrays": blob_record(b"")}),
+    "more": RecordDict({"fedprompt": blob_record(b""), "metrics": MetricRecord({"loss": 1.0})}),
     "a configuration": RecordDict({"fedprompt": ConfigRecord({"blob": b""})}),
     "no array": RecordDict({"fedprompt": ArrayRecord()}),
-    "another key": RecordDict({"fedprompt": blob_record(key="weights")}),
+    "another key": RecordDict({"fedprompt": blob_record(b"", key="weights")}),
     "two arrays": RecordDict(
-        {"fedprompt": ArrayRecord({**blob_record(), **blob_record(key="more")})}
+        {"fedprompt": ArrayRecord({**blob_record(b""), **blob_record(b"", key="more")})}
     ),
-    "numpy": RecordDict({"fedprompt": blob_record(stype="numpy.ndarray")}),
+    "numpy": RecordDict({"fedprompt": blob_record(b"", stype="numpy.ndarray")}),
 }
 
 

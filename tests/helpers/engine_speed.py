@@ -18,7 +18,9 @@ from fedprompt import methods, samples
 CLIENTS, SEED = 15, 0
 
 
-def federation(clients: int, cohort: int, rounds: int, steps: int) -> methods.Federation:
+def federation(
+    clients: int, cohort: int, rounds: int, steps: int
+) -> tuple[methods.Setting, methods.Federation]:
     """Divide the sample digits over clients with the sample ViT."""
     split = samples.digits(SEED)
     setting = methods.VitSetting(

@@ -117,6 +117,5 @@ class InProcessGrid(Grid):
 
 
 def _length(message: Message) -> int:
-    (record,) = message.content.array_records.values()
-    (array,) = record.values()
-    return len(array.data)
+    records = message.content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values())

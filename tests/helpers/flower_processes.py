@@ -1,6 +1,7 @@
 """Flower's simulation, or a SuperLink with SuperNodes, as processes on this machine."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -113,15 +114,18 @@ def as_a_user(line: str, programs: Path, home: Path, index: Path) -> str:
         done = subprocess.run(line, shell=True, cwd=ROOT, env=user, capture_output=True, text=True)
     finally:
         stop_started_in(home)
+        for folder in ROOT.glob("fedprompt-[0-9]*"):  # the last and the best round
+            shutil.rmtree(folder)
     return done.stdout + done.stderr
 
 
 def stop_started_in(home: Path) -> None:
     """End the SuperLink that ``flwr run`` left behind, which has its folder in its arguments."""
-    table = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True)
+    table = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True)
     for pid, arguments in (row.split(maxsplit=1) for row in table.stdout.splitlines()):
         if "flower-superlink" in arguments and str(home) in arguments:
-            os.kill(int(pid), signal.SIGTERM)
+            for member in family_of(int(pid)):
+                os.kill(member, signal.SIGKILL)
 
 
 def free_port() -> int:
@@ -143,13 +147,19 @@ def wait_for(link: subprocess.Popen[bytes], port: int, seconds: float = 120.0) -
     raise RuntimeError("the SuperLink does not answer")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its descendants, which have process groups of their own."""
-    family = [process.pid]
+def family_of(pid: int) -> list[int]:
+    """Return a process and its descendants, which have process groups of their own."""
+    family = [pid]
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
     parents = {int(pid): int(parent) for pid, parent in map(str.split, table.stdout.splitlines())}
     for ancestor in family:  # the list grows during the loop
         family += [pid for pid, parent in parents.items() if parent == ancestor]
+    return family
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its descendants."""
+    family = family_of(process.pid)
     for means in (signal.SIGTERM, signal.SIGKILL):
         for pid in family:
             try:

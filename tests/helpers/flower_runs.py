@@ -5,7 +5,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
-from flwr.app import ArrayRecord, Error, RecordDict
+from flwr.app import Array, ArrayRecord, Error, RecordDict
 from flwr.app import Message as Envelope
 
 import fedprompt as fp
@@ -73,6 +73,12 @@ def in_process(
 ) -> fp.Round:
     *_, now = fp.run_rounds(made, data, cohorts)
     return now
+
+
+def blob_record(blob: bytes, stype: str = "", key: str = "blob") -> ArrayRecord:
+    """Return an encoded message as it stands in Flower's records."""
+    packed = flower.pack({}, header=fp.wire.Header())["fedprompt"]
+    return ArrayRecord({key: Array("uint8", (len(blob),), stype or packed["blob"].stype, blob)})
 
 
 def again(reply: Envelope, content: RecordDict | Error) -> Envelope:

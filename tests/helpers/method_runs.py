@@ -42,9 +42,7 @@ class Outcome(NamedTuple):
 
 def predicted(method: fp.Method, federation: Any, now: fp.Round, client: int) -> Tensor:
     """Classify the inputs of a client with its model."""
-    model = now.model(method, federation.data(client, now.server_round))
-    if isinstance(model, nn.Module):
-        model.eval()
+    model = now.model(method, federation.data(client, now.server_round)).eval()
     with torch.no_grad():
         logits: Tensor = model(federation.inputs[federation.shards[client]]).clone()
     return logits
@@ -98,8 +96,7 @@ class Joined(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         for model in self.models:
-            if isinstance(model, nn.Module):
-                model.eval()
+            model.eval()
         return torch.stack([model(inputs) for model in self.models])
 
 
@@ -134,7 +131,7 @@ def together(names: list[str], *, newcomers: bool = False) -> Callable[[Any], fp
                 own = state.get(name, {})
                 for each in [own, {}] if own and newcomers else [own]:
                     model = method.predict(data, part(answer, name), each)
-                    found.append(deepcopy(model) if isinstance(model, nn.Module) else model)
+                    found.append(deepcopy(model))
             return Joined(found)
 
         def answer(client: int, state: Any) -> dict[str, Any]:

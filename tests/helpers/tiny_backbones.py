@@ -52,7 +52,7 @@ def clip(name: str, image_size: int) -> Backbone:
 
     def draw() -> nn.Module:
         torch.manual_seed(0)
-        return open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(".openai")).eval()
+        return open_clip.model.CLIP(*sizes, quick_gelu=name.endswith(":openai")).eval()
 
     model = copy_of(f"tiny {name} {image_size}", draw)
     tokenizer = copy.copy(TOKENIZER)  # to read the vocabulary again takes a tenth of a second
@@ -63,6 +63,6 @@ def clip(name: str, image_size: int) -> Backbone:
 
 def tiny(name: str, image_size: int) -> Backbone:
     """The tiny backbone of a name."""
-    if "." not in name:
+    if not {".", ":"} & {*name}:
         return network(name, image_size)
-    return (clip if name.endswith(".openai") else vit)(name, image_size)
+    return (clip if name.endswith(":openai") else vit)(name, image_size)

@@ -389,6 +389,36 @@ def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
     assert not torch.equal(optimizer.state_dict()["state"][0]["exp_avg"], before)
 
 
+@pytest.mark.parametrize(("rate", "expected"), [("round", 0.5), ("state", 0.1)])
+def test_an_optimizer_keeps_the_rate_of_the_round_or_takes_the_stored_one(rate, expected):
+    weight = torch.ones(2, requires_grad=True)
+    optimizer, stored = torch.optim.SGD([weight], 0.5), torch.optim.SGD([weight], 0.1, 0.9)
+    fp.rounds.load_optimizer(optimizer, fp.rounds.optimizer_state(stored), rate=rate)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["momentum"]) == (expected, 0.9)
+
+
+def test_a_server_says_whether_a_round_without_payloads_takes_a_step():
+    def rounds(empty):
+        server = fp.Server(
+            {"x": 0}, lambda *all: {}, lambda r, p, s: {"x": s["x"] + 1}, empty=empty
+        )
+        made = method()._replace(server=server, client=lambda *all: (None, {}), exchanges=1)
+        return [now.server["x"] for now in fp.run_rounds(made, Data, [[], [0]])]
+
+    assert (rounds(True), rounds(False)) == ([1, 2], [0, 0])
+    with pytest.warns(UserWarning, match=r"A round has no clients.*Server\(\.\.\., empty=True\)"):
+        assert rounds(None) == [0, 0]
+
+
+def test_a_schedule_stays_at_its_last_value_and_warns_once():
+    made = Setting(num_classes=2, rounds=4, schedule=lambda over: 1 - over)
+    assert [made.learning_rate(2.0, at) for at in range(4)] == [2, 1.5, 1, 0.5]
+    with pytest.warns(UserWarning, match="Round 4 is after the 4 rounds of the setting") as caught:
+        assert [made.learning_rate(2.0, at) for at in (4, 9)] == [0.5, 0.5]
+    assert len(caught) == 1
+
+
 FEDERATION = Federation(torch.ones(4, 2), torch.arange(4), {0: range(3), 3: [3]})
 SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
 

@@ -1,5 +1,7 @@
 """Networks with batch normalization: a client keeps the statistics of its own images."""
 
+from collections import OrderedDict
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import pytest
@@ -91,17 +93,22 @@ def test_a_new_process_predicts_with_the_statistics_of_the_client(name):
 
 @pytest.mark.parametrize("load", [True, False])
 def test_statistics_that_training_changes_are_sent_or_warned_of_once(load):
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    """Clients may have new modules in each round, so names decide what is known."""
+    name = f"norm of {load}"
+    parts = {"first": nn.Linear(2, 2), name: nn.BatchNorm1d(2)}
+    model = nn.Sequential(OrderedDict(parts))
     if load:
         fp.load_values(model, fp.snapshot(model))
     fp.collect(model, weight=1)  # nothing changed
     model(torch.ones(3, 2))
     sent = fp.collect(model, weight=1, buffers=True)
-    assert torch.equal(sent["1.running_mean"].value, model[1].running_mean)
-    assert "1.num_batches_tracked" not in sent
-    with pytest.warns(UserWarning, match=r"running statistics: \['1\.running_mean'\]"):
+    assert torch.equal(sent[f"{name}.running_mean"].value, model[1].running_mean)
+    assert f"{name}.num_batches_tracked" not in sent
+    again = deepcopy(model)
+    with pytest.warns(UserWarning, match=rf"running statistics: \['{name}\.running_mean'\]"):
         fp.collect(model, weight=1)
     fp.collect(model, weight=1)
+    fp.collect(again, weight=1)
     fp.load_values(model, fp.snapshot(model, buffers=True))
     model(torch.ones(3, 2))
     fp.collect(model, weight=1)  # the state of the client has them

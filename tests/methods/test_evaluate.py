@@ -21,6 +21,7 @@ from fedprompt.methods import (
     promptfl,
     register,
 )
+from functions import Function
 from method_runs import RUNS
 from refusals import refused
 
@@ -50,12 +51,13 @@ def of(predict, **changes):
 
 def right_if_trained(data, answer, state):
     """A client without a state predicts class 0."""
-    return lambda inputs: inputs if state else torch.eye(3)[[0]].expand(len(inputs), -1)
+    first = torch.eye(3)[[0]]
+    return Function(lambda inputs: inputs if state else first.expand(len(inputs), -1))
 
 
 def guessing(*rows):
     """Client c predicts the classes of row c for the four test inputs, whatever they contain."""
-    return of(lambda data, *rest: lambda inputs: torch.eye(3)[list(rows[data.id])])
+    return of(lambda data, *rest: Function(lambda inputs: torch.eye(3)[list(rows[data.id])]))
 
 
 GUESSES = [[0, 0, 0, 0], [0, 1, 1, 2], [2, 0, 1, 1]]  # of labels 0, 0, 1, 2
@@ -114,7 +116,7 @@ def test_a_class_without_test_inputs_is_neither_right_nor_wrong():
 def test_an_input_with_nan_among_its_logits_is_an_error():
     """Class 1 is right; the others have NaN, also where the largest logit would be right."""
     logits = TESTS.where(LABELS[:, None] == 1, torch.tensor([torch.nan, 0, 1]))
-    found = evaluate(of(lambda *all: lambda inputs: logits), FEDERATION, NOW, MIXED)
+    found = evaluate(of(lambda *all: Function(lambda inputs: logits)), FEDERATION, NOW, MIXED)
     assert (found["full"], found["balanced"]) == (1 / 4, 1 / 3)
     assert found["macro_f1"] == pytest.approx(1 / 3)
 
@@ -147,7 +149,7 @@ def test_one_model_of_all_clients_is_made_once():
 
     def predict(data, answer, state):
         made.append(data.id)
-        return lambda inputs: inputs
+        return nn.Identity()
 
     found = evaluate(of(predict), FEDERATION, NOW, MIXED, shared=True, newcomers=())
     assert made == [0]
@@ -210,7 +212,7 @@ def test_passes_of_training_and_of_predictions_are_counted():
 
     def predict(data, answer, state):
         (slope,) = torch.autograd.grad(weight.sum(), weight)
-        return lambda inputs: inputs * slope
+        return Function(lambda inputs: inputs * slope)
 
     with counted_passes() as passes:
         weight.sum().backward()
@@ -343,7 +345,8 @@ call(clients=3) -> TypeError: `clients` must be an iterable of ids of clients; g
 call(clients=[0, 7]) -> ValueError: `clients` must have clients of `federation`; got 7
 call(clients=[0, 0]) -> ValueError: `clients` must have a client at most once; got [0]
 call(newcomers=[1]) -> ValueError: `newcomers` must be clients that never trained; got [1]
-call(method=of(lambda *all: len)) -> TypeError: `predictions` must be a tensor of logits; got 4
+call(method=of(lambda *all: Function(len))) -> TypeError: `predictions` must be a tensor of logits
+call(method=of(lambda *all: len)) -> TypeError: `method.predict` must return an nn.Module, whose
 call(clients=['a']) -> TypeError: `clients[0]` must be an integer; got 'a'
 call(domains=3) -> TypeError: `domains` must map names to ids of clients; got 3
 call(domains={'a': 3}) -> TypeError: `domains['a']` must be

@@ -34,7 +34,13 @@ def shown(value):
     )
 
 
-MEANT = {"epochs": 1, "cohort_size": "all", "clients": "all", "key_decay": "`decay`"}
+MEANT = {
+    "epochs": 1,
+    "cohort_size": "all",
+    "clients": "all",
+    "key_decay": "`decay`",
+    "solver": "Newton's method",
+}
 
 
 def table(paper):

@@ -44,6 +44,7 @@ def sent(value, weight=1.0, dtype=float64):
     return {"a": Weighted(tensor(value, dtype=dtype), tensor(weight, dtype=dtype))}
 
 
+STATISTICS = {"norm.running_var": ONE["a"]}
 PAYLOADS = [[1.0], {}, {"a": ones(2)}, {1: ONE["a"]}, sent([nan]), sent([1.0], -1.0),
             sent([1.0], nan)], [sent([nan], 0.0)]  # fmt: skip
 CENTERS = [{"b": ones(1)}, {"a": ones(3)}, {"a": ones(2, 3).double()}, {"a": ones(2, 3) * nan},
@@ -68,7 +69,7 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
     (clip_norm, {"payload": ONE, "max_norm": 1}, {"max_norm": ABOVE_0, "center": CENTERS}),
     (cap_weight, {"payload": ONE, "max_weight": 1}, {"payload": PAYLOADS, "max_weight": ABOVE_0}),
     (gaussian_noise, {"payload": ONE, "multiplier": 1, "sensitivity": 1}, {
-        "payload": ([*PAYLOADS[0], sent([1e300])], []), "multiplier": AT_LEAST_0,
+        "payload": ([*PAYLOADS[0], sent([1e300]), STATISTICS], []), "multiplier": AT_LEAST_0,
         "sensitivity": (ABOVE_0[0], [1]), "generator": SOURCE}),
     (gaussian_noise, SMALL, {
         "sensitivity": ([], [1e200]), "multiplier": ([1e-308], [0, 2.3e-308])}),

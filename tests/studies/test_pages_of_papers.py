@@ -1,7 +1,6 @@
 """Pages of the four papers: one call with the paper's values, and a place for each of its parts."""
 
 import ast
-import importlib
 import inspect
 import re
 from fnmatch import fnmatch
@@ -9,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import fedprompt
+from fedprompt import interfaces, methods
 from fedprompt.methods import METHODS
 from studies import papers
+from studies.core import content
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
 PAGES = {
@@ -20,11 +22,9 @@ PAGES = {
     "fedotp": ("fedotp", "fedotp_classical", "fedotp_average"),
 }
 """Methods of each page, which is named as its paper."""
-PART = re.compile(
-    r"\{(?:py:)?(?:func|class|meth|attr|data|mod)\}`~?(?P<name>[\w.]+)`"
-    r"|`methods\.(?P<method>\w+)`|`(?P<argument>\w+)=[^`]*`|`(?P<setting>[\w.*-]+)`"
-)
+PART = re.compile(r"`(?P<argument>\w+)=[^`]*`|`(?P<name>[\w.*-]+)`")
 REASON = "not here, because "
+OURS = ("selector.keys", "private.context")  # parts of modules that the pages make
 
 
 def section(page, title):
@@ -34,15 +34,14 @@ def section(page, title):
 
 
 def found(name):
-    """Return the object of a dotted name, or a field of a dataclass."""
-    parts = name.split(".")
-    thing = importlib.import_module(parts[0])
-    for place, part in enumerate(parts[1:], 2):
+    """Return the public object of a dotted name, or a field of a dataclass, or None."""
+    if (entry := METHODS.get(name.removeprefix("methods."))) is not None:
+        return entry.make
+    thing = methods if hasattr(methods, name.split(".")[0]) else fedprompt
+    for part in name.split("."):
         if part in getattr(thing, "__annotations__", {}):
             return thing
-        if not hasattr(thing, part):
-            importlib.import_module(".".join(parts[:place]))
-        thing = getattr(thing, part)
+        thing = getattr(thing, part, getattr(interfaces, part, None))
     return thing
 
 
@@ -52,17 +51,16 @@ def matched(page, cell):
     parts, names, last = [], set(), None
     for part in PART.finditer(cell):
         kind, text = part.lastgroup, part[part.lastgroup]
+        chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
         if kind == "argument":
             known = [each for each in (last, *makers) if callable(each)]
             assert any(text in inspect.signature(each).parameters for each in known), part[0]
-        elif kind == "setting":
-            chosen = {name for name in papers.settings(page) if fnmatch(name, text)}
-            if not chosen:  # code of the page, such as a name of its blocks
-                assert not text.startswith(f"{page}-"), part[0]
-                continue
+        elif chosen:
             names |= chosen
+        elif (thing := found(text)) is not None:
+            last = thing
         else:
-            last = METHODS[text].make if kind == "method" else found(text)
+            assert text in OURS or cell.startswith(REASON), part[0]
         parts.append(part[0])
     return parts, names
 
@@ -86,3 +84,15 @@ def literals(call):
     """Return the keyword arguments of a call, without functions, which no setting can have."""
     constants = (each for each in call.keywords if not isinstance(each.value, ast.Name))
     return {each.arg: ast.literal_eval(each.value) for each in constants}
+
+
+def test_what_the_code_of_fedotp_does_is_on_the_page_as_in_the_settings():
+    keys = ("optimizer", "class_order", "cifar_images", "last_batch", "precision", "first_round")
+    text = (FOLDER / "fedotp.md").read_text()
+    for key in (*keys, "classes"):
+        sentence = content("fedotp")["choices"][key]
+        assert f"- {sentence}\n" in text
+        touched = [s for s in papers.settings("fedotp").values() if sentence in s.choices]
+        assert touched
+        assert (key == "class_order") <= all("domain" in s.partition.kind for s in touched)
+        assert ("cifar" in key) <= all("cifar" in s.data for s in touched)

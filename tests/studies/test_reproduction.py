@@ -2,25 +2,22 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 
 import fedprompt as fp
 import study
 from fabricated import fabricate, unchecked
+from fedprompt import methods
 from fedprompt.compare import measure
-from fedprompt.methods import Federation as EpochFederation
 from other_device import other_device
 from studies import TASKS, papers, reproduction, sets
 from studies.core import Machine
 from studies.division import divide, fewer
-from studies.networks import Convolutional
 from studies.pipeline import flipped
-from studies.reproduction import SUPERCLASSES, PaperVits, purity
+from studies.reproduction import SUPERCLASSES, purity
 from studies.sets import Images, ImageSet
 from tiny_backbones import SIZE, tiny
 from zoo import TINY as TINY_NETWORKS
@@ -32,8 +29,6 @@ COOP = ("dtd-coop", "flowers102-coop", "food101-coop", "pets-coop", "caltech101-
 FREE = ("tiny-imagenet", *COOP)
 """Data sets that are written with as many classes as clients."""
 DEVICE = ("fedhpl-1-svhn-iid", "sgpt-4-cifar100-s10", "fedl2g-2-htfe2", "fedotp-1-dtd")
-SIDE = 6
-SERVER = fp.averaging_server({})
 
 
 def small(setting, root, rows=None):
@@ -58,10 +53,10 @@ def small(setting, root, rows=None):
 def run(setting, data, row, device="cpu"):
     own = replace(setting.of(row), image_size=setting.image_size)
     trial = reproduction.divided(own, data, row, 0, Machine(device), tiny).on(device)
-    with torch.device(device):
-        method = row.entry.make(trial.setting, **row.values)
+    paper = setting.name.partition("-")[0]
+    method = TASKS[paper].method(row, trial)
     shared = "personalized" not in row.entry.traits
-    causes = TASKS["sgpt"].causes("", row)
+    causes = TASKS[paper].causes("", row)
     return measure.run(method, trial, shared=shared, figures=causes).figures
 
 
@@ -147,31 +142,6 @@ def test_a_quarter_of_the_images_of_each_client_is_for_testing():
         assert torch.equal(both.sort().values, shard)
 
 
-def pixel_trunk(width):
-    torch.manual_seed(width)
-    network = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.AdaptiveMaxPool2d(1))
-    network.append(nn.Flatten())
-    border = partial(fp.PadPrompts, SIDE, padding=2)
-    frozen = fp.freeze(network).eval()
-    return Convolutional(lambda images: images / 255, width, border, frozen)
-
-
-def federation(trunks, sizes=(5, 7), **fields):
-    pixels = torch.rand(sum(sizes), 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 255
-    budget = {"rounds": 2, "steps": 0, "cohort_size": len(sizes), "batch_size": 4, "epochs": 1}
-    setting = PaperVits(
-        clients=range(len(sizes)),
-        num_classes=3,
-        **{**budget, **fields},
-        seed=0,
-        public=pixels[:0],
-        make_optimizer=torch.optim.SGD,
-        trunks=trunks,
-    )
-    shards = dict(enumerate(torch.arange(len(pixels)).split(sizes)))
-    return EpochFederation(setting, pixels, torch.arange(len(pixels)) % 3, shards)
-
-
 def test_groups_are_as_pure_as_counted_by_hand():
     kinds = torch.tensor([0, 0, 1, 1, 1, 2])
     # Group 0 has kinds 0, 0 and 1; group 2 has 1, 1 and 2; group 1 is empty.
@@ -202,3 +172,36 @@ def test_networks_of_the_papers_return_features(name):
     with torch.device("meta"):  # no values are computed
         width = network(name, 32).eval()(torch.zeros(1, 3, 32, 32)).shape[1]
     assert width == known.get(name, width)
+
+
+CALLS = {"fedhpl": "fedhpl-1-cifar10-iid", "sgpt": "sgpt-1-cifar100-s10"}
+CALLS |= {"fedl2g": "fedl2g-1-cifar10-dirichlet", "fedotp": "fedotp-1-dtd"}
+MODELS = {"fedhpl": "trunks", "sgpt": "trunk", "fedl2g": "networks", "fedotp": "tower"}
+DATA = ("num_classes", "class_names", "seed", "public", "prepare")
+VALUES = ("clients", "rounds", "epochs", "steps", "drop_last", "batch_size")
+VALUES += ("num_prompts", "num_features", "length")
+
+
+@pytest.mark.parametrize("paper", CALLS)
+def test_the_row_of_a_paper_is_its_call(paper, tmp_path):
+    """The call has the models and the data of the trial, and no value of the table."""
+    setting, data = small(SETTINGS[CALLS[paper]], tmp_path)
+    row = next(row for row in SETTINGS[CALLS[paper]].rows if row.method in papers.OWN)
+    own = replace(SETTINGS[CALLS[paper]].of(row), image_size=setting.image_size)
+    trial = reproduction.divided(own, data, row, 0, Machine(), tiny)
+    made, call = trial.setting, getattr(methods.papers, paper)
+    given = {name: getattr(made, name) for name in DATA if name in vars(made)}
+    if paper == "fedotp":
+        del given["num_classes"], given["prepare"]
+    two = call(getattr(made, MODELS[paper]), **given), TASKS[paper].method(row, trial)
+    fields, optimizers = [], []
+    for each in two:
+        values = {name: vars(each.setting).get(name) for name in VALUES}
+        fields.append(values | {"cohort": [*each.setting.cohort(0)]})
+        make = each.setting.make_optimizer
+        optimizers.append((getattr(make, "func", make), getattr(make, "keywords", {})))
+    assert fields[0] == fields[1]
+    assert optimizers[0] == optimizers[1]
+    found = [next(fp.run_rounds(each, trial.federation, [[0, 1]])) for each in two]
+    for name in ("server", "clients"):
+        torch.testing.assert_close(*(getattr(now, name) for now in found), rtol=0, atol=0)

@@ -1,0 +1,259 @@
+"""What Flower hands over is honored or refused: arrays, configs, wrappers and modifiers."""
+
+from functools import partial
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.clientapp import mod
+from flwr.serverapp import strategy as flwr
+
+import fedprompt as fp
+from fedprompt import flower
+from flower_grid import InProcessGrid
+from flower_runs import MAX_BYTES, assert_equal
+
+pytestmark = pytest.mark.flower
+
+VALUES = {"w": torch.zeros(1000), "b": torch.zeros(3)}
+COHORTS = [[0, 1], [0, 1]]
+ZERO = torch.zeros(())
+
+
+class OneHot(torch.nn.Module):
+    def forward(self, inputs):
+        return torch.nn.functional.one_hot(inputs, 3).float()
+
+
+def made(**options):
+    """Clients 0 and 1 move each value by their id + 1, and have the weights 2 and 3."""
+
+    def train(data, answer, state):
+        weight = torch.tensor(2.0 + data)
+        return {n: fp.Weighted(v + 1 + data, weight) for n, v in answer.items()}, state
+
+    def form(client):
+        return {n: fp.Weighted(v, ZERO) for n, v in VALUES.items()}
+
+    server = fp.averaging_server(VALUES, **options)
+    return fp.Method(train, server, lambda *all: OneHot(), form=form)
+
+
+def grid_of(plain, mods=(), method=None, tests=None):
+    options = {"max_bytes": MAX_BYTES, "plain": plain, "mods": mods, "tests": tests}
+    return InProcessGrid(flower.client_app(method or made(), lambda c, _: c, **options), [0, 1])
+
+
+def strategy_of(plain, method=None, **options):
+    given = {"max_bytes": MAX_BYTES, "plain": plain, "patience": 0.0} | options
+    return flower.ServerStrategy(method or made(), COHORTS, **given)
+
+
+def after(plain, wrap=lambda own: own, mods=(), **given):
+    """Return the values after two rounds, and whether `now` has them."""
+    own = strategy_of(plain)
+    given = {"initial_arrays": own.arrays, "num_rounds": 2} | given
+    result = wrap(own).start(grid_of(plain, mods), **given)
+    found = own.take(result.arrays).server["values"]
+    assert_equal(found, {n: torch.from_numpy(a.numpy()) for n, a in result.arrays.items()})
+    return found
+
+
+def expected():
+    *_, now = fp.run_rounds(made(), lambda c, _: c, COHORTS)
+    return now.server["values"]
+
+
+FIXED = {"clipping_norm": 1.0, "num_sampled_clients": 2}
+WRAPPERS = {
+    "clipping at clients": (
+        flwr.DifferentialPrivacyClientSideFixedClipping, FIXED, [mod.fixedclipping_mod]
+    ),
+    "clipping at the server": (flwr.DifferentialPrivacyServerSideFixedClipping, FIXED, []),
+    "adaptive at clients": (
+        flwr.DifferentialPrivacyClientSideAdaptiveClipping,
+        {"num_sampled_clients": 2},
+        [mod.adaptiveclipping_mod],
+    ),
+    "adaptive at the server": (
+        flwr.DifferentialPrivacyServerSideAdaptiveClipping, {"num_sampled_clients": 2}, []
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_arrays_of_flower_or_bytes_have_the_bits_of_one_process(plain):
+    assert_equal(after(plain), expected())
+    assert_equal(after(plain, mods=[mod.message_size_mod, mod.arrays_size_mod]), expected())
+    assert_equal(after(plain, initial_arrays=ArrayRecord()), expected())
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_clip_and_add_their_noise(name):
+    """Of 1,000 equal values, noise makes a spread; clipped ones have not moved by 1 or more."""
+    wrapper, options, mods = WRAPPERS[name]
+    found = after(True, partial(wrapper, noise_multiplier=0.1, **options), mods)["w"]
+    assert found.std() > 1e-4
+    assert found.mean() < 0.5
+    with pytest.raises((TypeError, ValueError), match=r"noise and clipping .*plain=True"):
+        after(False, partial(wrapper, noise_multiplier=0.1, **options))
+
+
+def test_a_modifier_adds_its_noise_or_is_refused(log):
+    noisy = mod.LocalDpMod(1.0, 1.0, 1.0, 1e-5)
+    assert after(True, mods=[noisy])["w"].std() > 0.1
+    assert_equal(after(False, mods=[noisy]), VALUES)
+    assert all("noise and clipping of Flower need plain=True" in line for line in log)
+    assert len(log) == 4  # two clients in two rounds
+
+
+@pytest.mark.parametrize("mods", [[], [mod.message_size_mod]])
+def test_clipping_at_clients_without_its_modifier_changes_nothing(mods):
+    wrapper = partial(
+        flwr.DifferentialPrivacyClientSideFixedClipping, noise_multiplier=1.0, **FIXED
+    )
+    own = strategy_of(True)
+    result = wrapper(own).start(grid_of(True, mods), own.arrays, num_rounds=1)
+    assert not result.arrays
+    assert_equal(own.now.server["values"], VALUES)
+
+
+FIRST = ArrayRecord({name: value + 5 for name, value in VALUES.items()})
+RATE = ConfigRecord({"lr": 0.1})
+
+
+def test_first_arrays_are_honored_or_refused():
+    assert_equal(after(True, initial_arrays=FIRST)["b"], expected()["b"] + 5)
+    with pytest.raises(ValueError, match=r"`arrays` must be an empty .* other values as `start`"):
+        after(False, initial_arrays=FIRST)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("which", ["train_config", "evaluate_config"])
+def test_a_config_that_no_modifier_reads_is_refused(which, log):
+    with pytest.raises(ValueError, match=f"`{which}` must be empty, .*; got \\['lr'\\]"):
+        after(False, **{which: RATE})
+    if which == "train_config":
+        assert_equal(after(True, train_config=RATE), VALUES)
+        assert all("`config` must be empty" in line for line in log)
+
+
+def test_a_round_is_not_read_before_its_arrays_came_back():
+    """A strategy around ours may add noise to them, so the values without noise stay unknown."""
+    own, grid = strategy_of(True), grid_of(True)
+    sent = own.configure_train(1, own.arrays, ConfigRecord(), grid)
+    arrays, _ = own.aggregate_train(1, grid.send_and_receive(sent))
+    with pytest.raises(ValueError, match="must be read after `take"):
+        _ = own.now
+    shifted = ArrayRecord({name: torch.from_numpy(a.numpy() + 1) for name, a in arrays.items()})
+    assert own.take(shifted).server["values"]["b"][0] == 1 + 1.6
+    with pytest.raises(ValueError, match="`arrays` must have the names"):
+        own.take(ArrayRecord({"other": torch.zeros(3)}))
+
+
+def test_a_loop_of_ones_own_over_bytes_needs_no_arrays():
+    own, grid = strategy_of(False), grid_of(False)
+    for number in (1, 2):
+        sent = own.configure_train(number, ArrayRecord(), ConfigRecord(), grid)
+        own.aggregate_train(number, grid.send_and_receive(sent))
+    assert_equal(own.now.server["values"], expected())
+
+
+@pytest.mark.parametrize("kind", [flwr.FedAvg, flwr.FedMedian])
+def test_strategies_of_flower_average_plain_messages(kind):
+    options = {"min_train_nodes": 2, "min_available_nodes": 2, "fraction_evaluate": 0.0}
+    result = kind(**options).start(grid_of(True), ArrayRecord(VALUES), num_rounds=2)
+    assert result.arrays["b"].numpy() == pytest.approx(3.2 if kind is flwr.FedAvg else 3.0)
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        (made()._replace(exchanges=2), "have one exchange and an averaging_server"),
+        (
+            made()._replace(server=fp.Server({}, lambda *a: {}, lambda *a: {})),
+            "an averaging_server",
+        ),
+    ],
+)
+def test_methods_that_are_no_plain_sum_are_refused(method, text):
+    with pytest.raises(ValueError, match=text):
+        strategy_of(True, method)
+
+
+def test_rows_of_unlike_weights_are_refused_at_the_client(log):
+    method = made()
+
+    def rows(data, answer, state):
+        weights = {"w": torch.ones(1000), "b": torch.ones(3)}
+        return {n: fp.Weighted(v, weights[n]) for n, v in answer.items()}, state
+
+    other = method._replace(client=rows)
+    strategy_of(True).start(grid_of(True, method=other), ArrayRecord(), num_rounds=1)
+    assert all("entries of one common weight" in line for line in log)
+    assert len(log) == 2
+
+
+@pytest.mark.parametrize("client", [0, 1])
+@pytest.mark.parametrize("size", [1e17, -1e17, 1e5])
+def test_one_huge_reply_does_not_freeze_an_adaptive_rule(client, size, log):
+    """Without `max_abs`, 1,000 times what is usual is the limit."""
+    adam = {"update": fp.aggregation.adam(learning_rate=0.1)}
+    method = made(**adam)
+
+    def train(data, answer, state):
+        payload, state = method.client(data, answer, state)
+        huge = {n: fp.Weighted(e.value + size, e.weight) for n, e in payload.items()}
+        return huge if data == client else payload, state
+
+    honest = strategy_of(False, method)
+    cohorts = [[1 - client]] * 2
+    honest = flower.ServerStrategy(method, cohorts, max_bytes=MAX_BYTES, patience=0.0)
+    honest.start(grid_of(False, method=method), ArrayRecord(), num_rounds=2)
+    own = strategy_of(False, method)
+    hostile = grid_of(False, method=method._replace(client=train))
+    own.start(hostile, ArrayRecord(), num_rounds=2)
+    assert_equal(own.now.server, honest.now.server)
+    assert [line[:28] for line in log] == [f"round {r}: client {client} is dropped" for r in (0, 1)]
+
+
+def test_one_huge_weight_does_not_take_the_mean(log):
+    method = made()
+
+    def train(data, answer, state):
+        payload, state = method.client(data, answer, state)
+        weight = torch.tensor(3e38)
+        return {
+            n: e._replace(weight=weight) for n, e in payload.items()
+        } if data else payload, state
+
+    own = strategy_of(False)
+    own.start(grid_of(False, method=method._replace(client=train)), ArrayRecord(), num_rounds=1)
+    assert own.now.server["values"]["b"][0] == 1.0
+    assert "client 1 is dropped: its largest weight is 3e+38" in log[0]
+
+
+def test_clients_test_their_own_models_and_the_best_round_is_kept():
+    """Client 0 has three images and client 1 one; from round to round their labels change."""
+
+    def tests(client):
+        return (torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2])) if client == 0 else (
+            torch.tensor([2]), torch.tensor([2]))  # fmt: skip
+
+    own = strategy_of(False, tested=[0, 1])
+    result = own.start(grid_of(False, tests=tests), ArrayRecord(), num_rounds=2)
+    found = result.evaluate_metrics_clientapp[2]
+    assert (found["clients"], found["images"], found["accuracy"]) == (2, 4, 0.75)
+    assert found["balanced_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["loss"] == pytest.approx((2 * 0.5514 + 1.5514 + 0.5514) / 4, abs=1e-4)
+    assert own.best.now.server_round == 0  # of equal rounds, the first
+    assert {"asked": 2, "accepted": 2}.items() <= result.train_metrics_clientapp[1].items()
+    assert result.train_metrics_clientapp[1]["bytes_up"] > 2 * 4 * 1003
+
+
+def test_figures_without_tests_or_out_of_range_are_left_out(log):
+    own = strategy_of(False, tested=[0, 1])
+    result = own.start(grid_of(False), ArrayRecord(), num_rounds=1)
+    assert (result.evaluate_metrics_clientapp, own.best) == ({}, None)
+    assert all("`tests` must be given to `client_app`" in line for line in log)

@@ -1,0 +1,160 @@
+# ruff: noqa: NPY002
+"""Laws of random numbers, and of who made a round, over methods of the gallery."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+
+import fedprompt as fp
+from fedprompt import methods
+from fedprompt.methods import Federation, HeldOut, VitSetting, evaluate
+from same import assert_same
+from tiny_federations import trunk
+
+LABELS = torch.arange(30) % 3
+IMAGES = torch.randn(30, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+SHARDS = {client: torch.arange(6) + 6 * client for client in range(5)}
+FEDERATION, HELD_OUT = Federation(IMAGES, LABELS, SHARDS), HeldOut(IMAGES, LABELS)
+TRUNK = trunk(8)
+
+
+class Dropped(fp.DeepPrompts):
+    """Prompts with dropout."""
+
+    def forward(self):
+        stream = super().forward()
+        return stream._replace(
+            layers={k: nn.functional.dropout(v) for k, v in stream.layers.items()}
+        )
+
+
+def shifted(images, generator):
+    """Augment as torchvision does, from the global generators."""
+    return images + torch.rand(()) + np.random.rand() + random.random()
+
+
+def setting(**changes):
+    budget = {"rounds": 3, "steps": 2, "batch_size": 4, "cohort_size": 3, "clients": range(5)}
+    kinds = {"num_classes": 3, "prompts": lambda trunk: Dropped(2, trunk), "augment": shifted}
+    return VitSetting(**{"trunk": TRUNK, **budget, **kinds, **changes})
+
+
+MAKERS = [methods.fedprox, methods.scaffold, methods.ditto, methods.pfedme]
+
+
+def run(make, cohorts=None, start=None, **changes):
+    rounds = fp.run_rounds(make(setting(**changes)), FEDERATION, cohorts, start=start)
+    return list(map(tuple, rounds))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_draws_depend_neither_on_the_order_of_clients_nor_on_what_a_loop_does(make, tmp_path):
+    expected = run(make)
+    cohorts = [cohort[::-1] for cohort in setting().cohorts()]
+    assert_same(run(make, cohorts), expected, ordered=False)
+    method, found = make(setting()), []
+    for now in fp.run_rounds(method, FEDERATION):
+        torch.rand(now.server_round + 1)
+        torch.manual_seed(7)
+        evaluate(method, FEDERATION, now, HELD_OUT)
+        fp.save_checkpoint(now, tmp_path / str(now.server_round))
+        found.append(tuple(now))
+    assert_same(found, expected, ordered=False)
+    start = fp.load_checkpoint(tmp_path / "0")
+    assert_same(run(make, start=start), expected[1:], ordered=False)
+
+
+def drawing(data, answer, state):
+    """Send draws of all three libraries."""
+    draws = torch.rand(1) + np.random.rand() + random.random()
+    return {"x": fp.Weighted(draws, torch.tensor(1.0))}, state
+
+
+OWN = fp.Method(drawing, fp.averaging_server({"x": torch.zeros(1)}), lambda *all: nn.Identity())
+
+
+def of_seed(seed):
+    torch.manual_seed(seed)
+    (now,) = fp.run_rounds(OWN, lambda client, server_round: client, [[0, 1]])
+    return now.server["values"]["x"].item()
+
+
+def test_own_methods_have_the_seed_of_torch():
+    assert of_seed(1) == of_seed(1) != of_seed(2)
+
+
+def states():
+    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+
+def test_a_loop_finds_its_streams_as_it_left_them_also_after_an_error():
+    def fails(data, answer, state):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        random.seed(3)
+        return drawing(data, answer, state) if data < 2 else 1 / 0
+
+    rounds = fp.run_rounds(OWN._replace(client=fails), lambda c, r: c, [[0], [1], [2]])
+    for _ in range(2):
+        before = states()
+        next(rounds)
+        assert states() == before
+        torch.rand(3)
+    before, seed = states(), torch.initial_seed()
+    with pytest.raises(ZeroDivisionError):
+        next(rounds)
+    assert (states(), torch.initial_seed()) == (before, seed)
+
+
+PLAIN = {"prompts": None, "augment": None}
+NOW = [*fp.run_rounds(methods.fedper(setting(**PLAIN)), FEDERATION)][-1]
+OTHERS = {
+    "method, 'fedper(learning_rate=0.3)'": lambda: methods.fedper(setting(), learning_rate=0.3),
+    "method, 'fedprox(": lambda: methods.fedprox(setting()),
+    "wrappers, 'coded'": lambda: fp.rounds.coded(methods.fedper(setting()), fp.codecs.int8()),
+    "setting.seed, '1'": lambda: methods.fedper(setting(seed=1)),
+    "setting.steps, '3'": lambda: methods.fedper(setting(steps=3)),
+    "frozen network, '": lambda: methods.fedper(setting(trunk=trunk(12))),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("text", OTHERS)
+def test_a_round_of_another_method_is_refused_by_name(text, tmp_path):
+    fp.save_checkpoint(NOW, tmp_path)
+    now, method = fp.load_checkpoint(tmp_path), OTHERS[text]()
+    for argument, call in (
+        ("start", lambda: next(fp.run_rounds(method, FEDERATION, start=now))),
+        ("now", lambda: now.model(method, FEDERATION, 0)),
+        ("now", lambda: evaluate(method, FEDERATION, now, HELD_OUT)),
+    ):
+        with pytest.raises(ValueError, match=f"`{argument}` must be a round of the same") as error:
+            call()
+        assert text in str(error.value)
+
+
+def test_rounds_clients_devices_and_functions_may_change_and_a_round_may_be_taken_apart():
+    changes = {"rounds": 4, "clients": range(4), "device": torch.device("cpu"), "schedule": abs}
+    for method, start in (
+        (methods.fedper(setting(**changes)), NOW),
+        (fp.rounds.counted(methods.fedper(setting(**PLAIN, rounds=4)), fp.Ledger()), NOW),
+        (methods.fedper(setting(rounds=4), learning_rate=0.3), fp.Round(*NOW)),
+    ):
+        (now,) = fp.run_rounds(method, FEDERATION, start=start)
+        assert now.server_round == 3
+        now.model(method, FEDERATION, 0)
+
+
+def test_a_state_that_was_made_on_other_images_is_warned_of_once():
+    made = methods.fedper(setting(**PLAIN, clients=[0], rounds=6))
+    now = [*fp.run_rounds(made, FEDERATION, [[0]])][-1]
+    other = replace(FEDERATION, inputs=IMAGES + 1)
+    cohorts = [[0]] * 3
+    with pytest.warns(UserWarning, match="state of client 0 was made on other images") as caught:
+        list(fp.run_rounds(made, other, cohorts, start=now))
+    assert len(caught) == 1
+    list(fp.run_rounds(made, FEDERATION, cohorts, start=now))
