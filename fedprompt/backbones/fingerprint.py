@@ -116,7 +116,9 @@ def _weights(model: Any, backbone: object) -> str:
     for name, tensor in sorted(named.items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            whole = getattr(tensor, "full_tensor", lambda same=tensor: same)()  # of a shard of a DTensor
+            whole = getattr(
+                tensor, "full_tensor", lambda same=tensor: same
+            )()  # of a shard of a DTensor
             plain = (whole.dequantize() if whole.is_quantized else whole).detach().cpu()
             total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
