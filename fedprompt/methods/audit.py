@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import present_run
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Method
