@@ -187,9 +187,11 @@ def folder(
         >>> with TemporaryDirectory() as root:
         ...     for place in ("art/cat", "art/dog", "photo/cat", "photo/dog"):
         ...         Path(root, place).mkdir(parents=True)
-        ...         for name in ("1.png", "2.png"):
-        ...             Image.new("RGB", (32, 32)).save(Path(root, place, name))
-        ...     problem = folder(root, vit=model, rounds=2)
+        ...         for red in (len(place), 9 * len(place[::2]) + ord(place[0])):
+        ...             Image.new("RGB", (32, 32), (red, ord(place[-1]), 0)).save(
+        ...                 Path(root, place, f"{red}.png")
+        ...             )
+        ...     problem = folder(root, vit=model, layout="domain/class", rounds=2)
         >>> problem.families
         ('one model',)
     """
