@@ -212,6 +212,8 @@ def _repeated(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
     if not _HELPERS or _HELPERS[0].poll() is not None:
         loaded = [name for name in _LARGE if name in sys.modules]
+        for ended in _HELPERS:
+            ended.communicate()  # closes its pipes
         command = [sys.executable, "-m", "fedprompt.methods._repeats", *loaded]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         path = os.pathsep.join(map(os.path.abspath, sys.path))
