@@ -17,12 +17,12 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams, resumed_streams
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
-from fedprompt.interfaces._calls import Calls, seed_of
+from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.interfaces.method import (
     Clients,
     check_takes_part,

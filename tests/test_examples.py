@@ -10,7 +10,7 @@ import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
-NOT_LOOPS = ("backdoor", "compare", "digits", "photographs", "zoo")
+NOT_LOOPS = ("backdoor", "compare", "digits", "photographs", "study", "zoo")
 FLAGS = {"private": ("--seed", "0")}  # without a seed, the noise is not reproducible
 # The other loops compare two runs.
 NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3, "fedotp": 3}

@@ -18,7 +18,7 @@ from build_samples.canvas import on_canvases
 from fedprompt import samples
 from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.trials import Further, Trial
-from fedprompt.data import protocols as experiments
+from fedprompt.data import experiments as experiments
 from fedprompt.methods import ClipSetting
 from studies.core import Images, Machine, Row, divided, task, trial
 from studies.tuning import rows_of

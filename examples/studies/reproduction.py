@@ -53,13 +53,7 @@ class PaperClip(ClipSetting):
 
 
 def make(
-    paper: str,
-    partition: str,
-    row: Row,
-    *,
-    seed: int,
-    machine: Machine,
-    validate: bool = False,
+    paper: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False
 ) -> Trial:
     """Divide the images of a data set over the clients of a setting.
 
@@ -89,12 +83,7 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
 
 
 def divided(
-    setting: papers.Setting,
-    data: ImageSet,
-    row: Row,
-    seed: int,
-    machine: Machine,
-    of: Make,
+    setting: papers.Setting, data: ImageSet, row: Row, seed: int, machine: Machine, of: Make
 ) -> Trial:
     """Make the trial of a setting on a data set, with the function that makes its backbones."""
     if machine.shrink != 1:

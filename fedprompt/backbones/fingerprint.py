@@ -116,9 +116,10 @@ def _weights(model: Any, backbone: object) -> str:
     for name, tensor in sorted(named.items()):
         if id(tensor) not in unused:
             total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            if hasattr(tensor, "placements"):  # a shard of a DTensor
-                tensor = tensor.full_tensor()
-            plain = (tensor.dequantize() if tensor.is_quantized else tensor).detach().cpu()
+            whole = getattr(
+                tensor, "full_tensor", lambda same=tensor: same
+            )()  # of a shard of a DTensor
+            plain = (whole.dequantize() if whole.is_quantized else whole).detach().cpu()
             total.update(plain.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 

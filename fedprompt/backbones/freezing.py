@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._copies import shared_until_written
+from fedprompt._own_copies import shared_until_written
 from fedprompt.backbones._models import classifier, listed
 
 _Model = TypeVar("_Model", bound=nn.Module)

@@ -25,7 +25,7 @@ from fedprompt.compare.images import UNREADABLE, decoded, prepared_trunk
 from fedprompt.compare.problems import Budget, Data, Problem, Protocol
 from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
-from fedprompt.data import divisions, protocols
+from fedprompt.data import divisions, experiments
 from fedprompt.data.divisions import Division
 from fedprompt.data.opening import common_depth
 from fedprompt.methods import ClipSetting, Setting, VitSetting
@@ -162,7 +162,7 @@ def folder(
         clip: CLIP, in the same way.
         size: Side of the images in pixels. If None, that of the network.
         test: Folder of further tests, of the same or of other classes
-            (:func:`fedprompt.data.protocols.transfer`). Without a split, all of its images are
+            (:func:`fedprompt.data.experiments.transfer`). Without a split, all of its images are
             tests. It has the layout of the folder, if it can be read in several ways.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
@@ -187,9 +187,11 @@ def folder(
         >>> with TemporaryDirectory() as root:
         ...     for place in ("art/cat", "art/dog", "photo/cat", "photo/dog"):
         ...         Path(root, place).mkdir(parents=True)
-        ...         for name in ("1.png", "2.png"):
-        ...             Image.new("RGB", (32, 32)).save(Path(root, place, name))
-        ...     problem = folder(root, vit=model, rounds=2)
+        ...         for red in (len(place), 9 * len(place[::2]) + ord(place[0])):
+        ...             Image.new("RGB", (32, 32), (red, ord(place[-1]), 0)).save(
+        ...                 Path(root, place, f"{red}.png")
+        ...             )
+        ...     problem = folder(root, vit=model, layout="domain/class", rounds=2)
         >>> problem.families
         ('one model',)
     """
@@ -426,7 +428,7 @@ def _parts(store: Store, protocol: Protocol) -> dict[str, Part]:
     """Return one partition, or one for each domain that is left out."""
     found = store.folder
     if protocol.base_to_new:
-        base, new = protocols.base_to_new(found.labels, found.class_names)
+        base, new = experiments.base_to_new(found.labels, found.class_names)
         if len(new.names) < 2:
             got = len(found.class_names)
             raise check.wrong("base_to_new", "have at least 4 classes, 2 on each side", got)
@@ -439,7 +441,7 @@ def _parts(store: Store, protocol: Protocol) -> dict[str, Part]:
     if not protocol.leave_one_out:
         return {"": Part("", found, np.arange(len(found)))}
     parts = {}
-    for target, (_, held) in protocols.leave_one_domain_out(found.domains).items():
+    for target, (_, held) in experiments.leave_one_domain_out(found.domains).items():
         keep = np.flatnonzero(found.domains != target)
         rest = found.at(keep)
         numbers, domains = np.unique(rest.domains, return_inverse=True)
@@ -460,7 +462,7 @@ def transferred(other: Store, found: data.Folder) -> Tests:
         return other, tests, labels[other.folder.labels[tests]], None, True
     if not clip:
         raise CompareError(f"`test` must have classes of the folder, without a CLIP; got {names}.")
-    kept = protocols.transfer(other.folder.labels[tests], names)
+    kept = experiments.transfer(other.folder.labels[tests], names)
     return other, tests[kept.positions], kept.labels, kept.names, False
 
 
@@ -471,7 +473,7 @@ def divided(
     chosen = np.arange(len(found))
     if shots is not None:
         train, test = divisions.sides(found)
-        few = protocols.few_shots(found.labels, shots=shots, generator=generator, among=train)
+        few = experiments.few_shots(found.labels, shots=shots, generator=generator, among=train)
         chosen = np.sort(np.concatenate([few, test]))
     parts = divisions.divide(found.at(chosen), clients, generator=generator)
     sides = [[chosen[part] for part in side] for side in (parts.train, parts.own or ())]

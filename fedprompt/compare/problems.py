@@ -342,7 +342,7 @@ def problem(
 def _made_of(data: Data, tests: HeldOut, figures: Measured | None) -> dict[str, Any]:
     """Return what a problem is made from: all inputs, labels, and the setting."""
     (setting,) = data.settings.values()
-    sides = {"inputs": data.inputs(), "tests.inputs": tests.inputs}  # type: ignore[call-arg]
+    sides = {"inputs": data.inputs(), "tests.inputs": tests.inputs}  # type: ignore[call-arg, misc]
     known: dict[str, Any] = {name: stamps.of_inputs(side) for name, side in sides.items()}
     known["labels"] = stamps.digest(stamps.told([data.labels, tests.labels]))
     known["mixes"] = stamps.digest(stamps.told([tests.cells, tests.mixes]))

@@ -223,7 +223,7 @@ def _imported(name: str, values: Mapping[str, Any], text: bytes) -> list[str]:
             base = ".".join([*above, *filter(None, [node.module])])
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= {node.value} & sys.modules.keys()  # of import_module
+            names |= {node.value} & (sys.modules.keys() - {"__main__"})  # of import_module
     parts = [each.split(".") for each in names if each]
     every = {".".join(each[:size]) for each in parts for size in range(1, len(each) + 1)}
     return sorted(each for each in every if each in sys.modules or _is_own(each))

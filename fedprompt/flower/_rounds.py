@@ -14,12 +14,12 @@ from flwr.serverapp import Grid
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams
 from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain
 from fedprompt.flower._tests import checked_figures
 from fedprompt.interfaces import Message, Method, State, Weighted
-from fedprompt.interfaces._calls import Calls, seed_of
+from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.messages.ledger import Direction, Ledger
 from fedprompt.wire import Expected, Header
 

@@ -13,14 +13,14 @@ from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, message_size_mod
 from flwr.clientapp.typing import Mod
 
 import fedprompt._refusals as check
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams
 from fedprompt.checkpoint import load_checkpoint, save_checkpoint
 from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain, remember, remembered
 from fedprompt.flower._rounds import CLIENT, Fingerprint, check_options, unchecked
 from fedprompt.flower._tests import figures
 from fedprompt.interfaces import Message, Method, Weighted
-from fedprompt.interfaces._calls import Calls, seed_of
+from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.interfaces.method import Clients, check_takes_part, run_of
 from fedprompt.wire import Expected, Header
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 import torch.nn as nn
 
 import fedprompt._refusals as check
-from fedprompt._copies import copied, own_module
+from fedprompt._own_copies import copied, own_module
 from fedprompt._random_streams import kept_streams
-from fedprompt.interfaces._calls import Calls, seed_of
+from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.interfaces.nouns import Message
 
 State = Mapping[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fedprompt._copies import copied
-from fedprompt.interfaces._calls import Calls
+from fedprompt._own_copies import copied
+from fedprompt.interfaces.calls import Calls
 from fedprompt.methods.audit import digest, function_at
 
 

@@ -13,7 +13,7 @@ import fedprompt as fp
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt.interfaces.method import sends_changes, wrapped
 from fedprompt.methods.setting import Batch, ClientData, Setting
 
@@ -162,7 +162,8 @@ def _boosted(payload: Any, known: Any, boost: float, *, changes: bool) -> Any:
         raise check.wrong("answer", rule, f"none for {missing[0]!r}")
     boosted = {}
     for name, entry in payload.items():
-        value, before = widened(entry.value), 0.0
+        value: Any = widened(entry.value)
+        before: Any = 0.0
         if not changes:
             given = known[name]
             before = widened(given.value if isinstance(given, fp.Weighted) else given)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import present_run
 from fedprompt._trees import to_blob
 from fedprompt.interfaces import Method
@@ -212,6 +212,8 @@ def _repeated(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
     if not _HELPERS or _HELPERS[0].poll() is not None:
         loaded = [name for name in _LARGE if name in sys.modules]
+        for ended in _HELPERS:
+            ended.communicate()  # closes its pipes
         command = [sys.executable, "-m", "fedprompt.methods._repeats", *loaded]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         path = os.pathsep.join(map(os.path.abspath, sys.path))

@@ -165,6 +165,8 @@ FILES = {
             return helper.second, late.number, third, LIMIT
         def untouched(setting):
             return 1
+        if __name__ == "__main__":
+            print("a program, too")
     """,
     "helper.py": "from deep import first\ndef second(): return first",
     "deep.py": "first = 1",

@@ -6,6 +6,7 @@ Each is a function of a setting at the top of the file.
 import contextvars
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -220,8 +221,9 @@ HONEST += [with_a_backdoor]
 
 
 def ends_the_process(setting):
-    here = os.environ.get("PYTEST_CURRENT_TEST")
-    return sending(lambda data: os._exit(3) if here is None or HELD else secret(data))
+    program = getattr(sys.modules["__main__"], "__spec__", None)
+    repeats = program is not None and program.name == "fedprompt.methods._repeats"
+    return sending(lambda data: os._exit(3) if repeats else secret(data))
 
 
 def none(setting):

@@ -35,7 +35,8 @@ def _copied(part: Any, given: set[int]) -> Any:
     if isinstance(part, tuple):
         parts = [_copied(child, given) for child in part]
         if hasattr(part, "stateful"):  # a round has more than its fields
-            return part._replace(**dict(zip(part._fields, parts, strict=True)))
+            named: Any = part
+            return named._replace(**dict(zip(named._fields, parts, strict=True)))
         return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
     if isinstance(part, Mapping):
         return {key: _copied(child, given) for key, child in part.items()}
@@ -54,7 +55,7 @@ def _tensors(part: Any) -> Iterator[Tensor]:
 
 def shared_until_written(tensor: Tensor) -> Tensor:
     """Return a tensor with the same memory, until either of the two is written by PyTorch."""
-    same: Tensor = tensor.detach()._lazy_clone()  # type: ignore[operator]
+    same: Tensor = tensor.detach()._lazy_clone()
     return nn.Parameter(same, requires_grad=False) if isinstance(tensor, nn.Parameter) else same
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedprompt import Round, cosine_logits, prompted_text
+from fedprompt.data import experiments as experiments
 from fedprompt.data import leave_one_out
-from fedprompt.data import protocols as experiments
 from fedprompt.methods import Federation, HeldOut, evaluate, kgcoop
 from refusals import refused
 from tiny_federations import NAMES, clip_federation

@@ -8,7 +8,7 @@ import torch.nn as nn
 
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._copies import copied
+from fedprompt._own_copies import copied
 from fedprompt._random_streams import begin_streams
 
 
