@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt import prompted_network, samples
+from fedprompt import samples
 from other_device import other_device
 
 # The stand-in for a GPU calls itself "meta".

@@ -97,13 +97,16 @@ class Results:
             for record in self.found
         ]
 
-    def classifier(self, row: str, *, seed: int = 0, client: str | None = None) -> Classifier:
+    def classifier(
+        self, row: str, *, seed: int = 0, client: str | None = None, **options: Any
+    ) -> Classifier:
         """Load the trained classifier of a row.
 
         Args:
             row: Title of the row.
             seed: Seed of the run.
             client: Name of the client, if clients have their own.
+            options: Options of :func:`load`, such as `weights` and `device`.
 
         Raises:
             ValueError: If there is no such run, or its results were not written to a folder.
@@ -115,7 +118,7 @@ class Results:
                 places = [runs.place_of(record, each) for each in (client, None)]
                 for place in places:
                     if (self.folder / place).exists():
-                        return load(self.folder / place)
+                        return load(self.folder / place, **options)
         known = sorted({str(record["row"]) for record in self.found})
         raise check.wrong(
             "row", f"be one of {', '.join(known)}, with its seed and client", repr(row)

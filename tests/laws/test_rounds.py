@@ -419,7 +419,9 @@ def test_a_schedule_stays_at_its_last_value_and_warns_once():
     assert len(caught) == 1
 
 
-FEDERATION = Federation(torch.ones(4, 2), torch.arange(4), {0: range(3), 3: [3]})
+FEDERATION = Federation(
+    torch.ones(4, 2), torch.arange(4), {0: torch.arange(3), 3: torch.tensor([3])}
+)
 SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""

@@ -276,7 +276,8 @@ def test_other_classes_are_those_of_a_second_setting_or_the_method_is_class_spec
         return
     names = tiny.NAMES[5:9]
     found, second = call(names), replace(given, class_names=names, num_classes=len(names))
-    expected = evaluate(entry.make(second), of_tensors(second), now, held_out(names), **tested)
+    again = fp.Round(*now)  # does not say whose it is
+    expected = evaluate(entry.make(second), of_tensors(second), again, held_out(names), **tested)
     assert (found, found.clients) == (expected, expected.clients)
 
 
