@@ -37,8 +37,9 @@ from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import take_step
-from fedprompt.methods.whole_networks import NetworkSetting
+from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
 
+_Model = PromptedModel | NetworkModel
 _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 
 
@@ -128,7 +129,7 @@ def fedhpl_h(
 def _taught(
     setting: VitSetting | NetworkSetting,
     share: Sequence[str],
-    learn: Callable[[PromptedModel, ClientData, fp.Weighted], fp.Weighted],
+    learn: Callable[[_Model, ClientData, fp.Weighted], fp.Weighted],
     means: Callable[..., dict[int, fp.Weighted]],
 ) -> fp.Method:
     """Make the method, which averages some parts among trunks of one width."""
@@ -169,7 +170,7 @@ def _taught(
 
 
 @torch.no_grad()
-def _class_logits(model: PromptedModel, data: ClientData, keep_all: bool) -> fp.Weighted:
+def _class_logits(model: _Model, data: ClientData, keep_all: bool) -> fp.Weighted:
     """Average the logits of each class, in eval mode and in parts of the images."""
 
     def parts() -> Iterator[fp.Weighted]:

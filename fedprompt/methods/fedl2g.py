@@ -40,7 +40,7 @@ from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import Batch, ClientData
 from fedprompt.methods.steps import take_step
-from fedprompt.methods.whole_networks import NetworkSetting
+from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -48,7 +48,7 @@ _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e
 class _Guided(nn.Module):
     """Model that returns what follows the guides (batch, guided), and logits (batch, classes)."""
 
-    def __init__(self, model: PromptedModel, by_features: bool) -> None:
+    def __init__(self, model: PromptedModel | NetworkModel, by_features: bool) -> None:
         super().__init__()
         self.model = model
         self.by_features = by_features
