@@ -289,11 +289,13 @@ class Cell(Run):
 
     def method(self, trial: Trial) -> fp.Method:
         """Make the method."""
-        if self.problem.method is not None:
-            return self.problem.method(self.row, trial)
         values = {name: each for name, each in self.row.values.items() if name != HEAD_RATE}
         with torch.device(trial.setting.device):
-            return self.row.entry.make(trial.setting, **values)
+            if self.problem.method is not None:
+                made = self.problem.method(self.row, trial)
+            else:
+                made = self.row.entry.make(trial.setting, **values)
+        return made if made.setting is not None else made._replace(setting=trial.setting)
 
     def figures(self) -> Measured:
         """Return the function of further figures."""

@@ -89,7 +89,8 @@ class Run:
     def method(self, trial: Trial) -> Method:
         """Make the method of the row for a trial."""
         with torch.device(trial.setting.device):
-            return self.row.entry.make(trial.setting, **self.row.values)
+            made = self.row.entry.make(trial.setting, **self.row.values)
+        return made if made.setting is not None else made._replace(setting=trial.setting)
 
     def figures(self) -> Measured | None:
         """Return the function of further figures."""

@@ -25,24 +25,27 @@ depth, with +P, +H and all ablations, sample by sample, float64, largest differe
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
+import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, PromptInjector, Trunk
 from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
 
+_Model = PromptedModel | NetworkModel
 _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 
 
 @register("FedHPL", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl(
-    setting: VitSetting,
+    setting: VitSetting | NetworkSetting,
     *,
     learning_rate: float = 1e-2,
     distillation_weight: float = 1.0,
@@ -77,9 +80,13 @@ def fedhpl(
     """
     if prompts is not None and not (deep and num_prompts is None):
         raise ValueError("`prompts` must be None with `num_prompts` or `deep=False`.")
-    setting = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
-    prompts = prompts or (None if deep else partial(fp.ShallowPrompts, setting.num_prompts))
-    setting = setting if prompts is None else replace(setting, prompts=prompts)
+    if num_prompts is not None or prompts is not None or not deep:
+        rule = "be a VitSetting, because prompts are tokens"
+        check.require(isinstance(setting, VitSetting), "setting", rule, check.kind(setting))
+        tokens = cast(VitSetting, setting)
+        tokens = tokens if num_prompts is None else replace(tokens, num_prompts=num_prompts)
+        prompts = prompts or (None if deep else partial(fp.ShallowPrompts, tokens.num_prompts))
+        setting = tokens if prompts is None else replace(tokens, prompts=prompts)
     means = partial(fp.heterogeneous_means, smoothing=smoothing, similarity=similarity)
 
     def train(model, data, teacher):
@@ -95,7 +102,10 @@ def fedhpl(
 
 @register("FedHPL +P", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_p(
-    setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
+    setting: VitSetting | NetworkSetting,
+    *,
+    learning_rate: float = 1e-2,
+    distillation_weight: float = 1.0,
 ) -> fp.Method:
     """FedHPL +P: prompts are averaged among trunks of one width, which need one depth."""
     rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
@@ -104,7 +114,10 @@ def fedhpl_p(
 
 @register("FedHPL +H", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_h(
-    setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
+    setting: VitSetting | NetworkSetting,
+    *,
+    learning_rate: float = 1e-2,
+    distillation_weight: float = 1.0,
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among trunks of one width."""
     rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
@@ -114,9 +127,9 @@ def fedhpl_h(
 
 
 def _taught(
-    setting: VitSetting,
+    setting: VitSetting | NetworkSetting,
     share: Sequence[str],
-    learn: Callable[[PromptedModel, ClientData, fp.Weighted], fp.Weighted],
+    learn: Callable[[_Model, ClientData, fp.Weighted], fp.Weighted],
     means: Callable[..., dict[int, fp.Weighted]],
 ) -> fp.Method:
     """Make the method, which averages some parts among trunks of one width."""
@@ -157,7 +170,7 @@ def _taught(
 
 
 @torch.no_grad()
-def _class_logits(model: PromptedModel, data: ClientData, keep_all: bool) -> fp.Weighted:
+def _class_logits(model: _Model, data: ClientData, keep_all: bool) -> fp.Weighted:
     """Average the logits of each class, in eval mode and in parts of the images."""
 
     def parts() -> Iterator[fp.Weighted]:

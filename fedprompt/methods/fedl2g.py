@@ -40,6 +40,7 @@ from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import Batch, ClientData
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -47,7 +48,7 @@ _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e
 class _Guided(nn.Module):
     """Model that returns what follows the guides (batch, guided), and logits (batch, classes)."""
 
-    def __init__(self, model: PromptedModel, by_features: bool) -> None:
+    def __init__(self, model: PromptedModel | NetworkModel, by_features: bool) -> None:
         super().__init__()
         self.model = model
         self.by_features = by_features
@@ -61,7 +62,7 @@ class _Guided(nn.Module):
 
 @register("FedL2G-l", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_l(
-    setting: VitSetting,
+    setting: VitSetting | NetworkSetting,
     *,
     learning_rate: float = 1e-2,
     guide_weight: float = 0.1,
@@ -97,7 +98,7 @@ def fedl2g_l(
 
 @register("FedL2G-f", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_f(
-    setting: VitSetting,
+    setting: VitSetting | NetworkSetting,
     *,
     learning_rate: float = 1e-2,
     guide_weight: float = 0.1,
@@ -133,7 +134,7 @@ def _drawn(data: ClientData, study: Tensor) -> Batch:
 
 def _learn_to_guide(
     *,
-    setting: VitSetting,
+    setting: VitSetting | NetworkSetting,
     by_features: bool,
     learning_rate: float,
     guide_weight: float,

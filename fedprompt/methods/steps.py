@@ -12,6 +12,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods.models import PromptedModel
 from fedprompt.methods.setting import ClientData
+from fedprompt.methods.whole_networks import NetworkModel
 from fedprompt.rounds import load_optimizer, optimizer_state
 
 
@@ -173,7 +174,7 @@ def mean_of_rounds(model: nn.Module) -> Callable[[ClientData, Any, Any], nn.Modu
 
 
 @torch.no_grad()
-def prototypes(model: PromptedModel, data: ClientData) -> fp.Weighted:
+def prototypes(model: PromptedModel | NetworkModel, data: ClientData) -> fp.Weighted:
     """Average the features of each class over all inputs of a client, in parts."""
     classes = data.setting.num_classes
     return fp.weighted_mean(

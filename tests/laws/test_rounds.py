@@ -444,6 +444,7 @@ fp.rounds.load_optimizer(SGD, 3) -> TypeError: `state` must be a state of `optim
 """)
 
 
+@pytest.mark.unhooked  # an iterator of clients is taken, too
 def test_a_federation_follows_the_setting_of_the_method():
     """Clients and cohorts are those of the setting; without clients, all of the federation."""
     seen = []
