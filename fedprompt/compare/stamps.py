@@ -90,8 +90,8 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
 def _bytes(values: Tensor | np.ndarray) -> Any:
     """Return the bytes of an array or a tensor, of which NumPy may not know the dtype."""
     if isinstance(values, Tensor):
-        if values.is_meta:
-            raise UntoldError("a tensor without numbers")
+        if values.is_meta or values.layout is not torch.strided:
+            raise UntoldError("a tensor that is sparse or without numbers")
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if values.dtype.hasobject:
         raise UntoldError("an array of objects")

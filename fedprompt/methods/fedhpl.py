@@ -25,13 +25,12 @@ depth, with +P, +H and all ablations, sample by sample, float64, largest differe
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-import fedprompt._refusals as check
 from fedprompt.interfaces import Payload, PromptInjector, Trunk
 from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
@@ -81,10 +80,9 @@ def fedhpl(
     if prompts is not None and not (deep and num_prompts is None):
         raise ValueError("`prompts` must be None with `num_prompts` or `deep=False`.")
     if num_prompts is not None or prompts is not None or not deep:
-        rule = "be a VitSetting, because prompts are tokens"
-        check.require(isinstance(setting, VitSetting), "setting", rule, check.kind(setting))
-        tokens = cast(VitSetting, setting)
-        tokens = tokens if num_prompts is None else replace(tokens, num_prompts=num_prompts)
+        if not isinstance(setting, VitSetting):
+            raise ValueError("`setting` must be a VitSetting for prompts that are tokens.")
+        tokens = setting if num_prompts is None else replace(setting, num_prompts=num_prompts)
         prompts = prompts or (None if deep else partial(fp.ShallowPrompts, tokens.num_prompts))
         setting = tokens if prompts is None else replace(tokens, prompts=prompts)
     means = partial(fp.heterogeneous_means, smoothing=smoothing, similarity=similarity)
