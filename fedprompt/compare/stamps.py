@@ -90,9 +90,10 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
 def _bytes(values: Tensor | np.ndarray) -> Any:
     """Return the bytes of an array or a tensor, of which NumPy may not know the dtype."""
     if isinstance(values, Tensor):
-        if values.is_meta or values.layout is not torch.strided:
-            raise UntoldError("a tensor that is sparse or without numbers")
-        values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        try:
+            values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        except (NotImplementedError, RuntimeError) as error:  # sparse, or on the meta device
+            raise UntoldError("a tensor without bytes of its own") from error
     if values.dtype.hasobject:
         raise UntoldError("an array of objects")
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
@@ -207,7 +208,7 @@ def _globals(values: Mapping[str, Any]) -> list[Any]:
         if not name.startswith("__") and not callable(value):
             try:
                 found.append([name, told(value, of=named)])
-            except UntoldError:  # made by the text, or by a module that it imports
+            except (UntoldError, RecursionError):  # made by the text, or by an imported module
                 continue
     return found
 
