@@ -20,7 +20,6 @@ _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _DEVICES = "devices"
-_RAISE = object()
 _NAMED_TENSORS = f"contain the tensors that {_STATE} names"
 
 
@@ -83,7 +82,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 def load_checkpoint(
     directory: str | os.PathLike[str],
     *,
-    default: Any = _RAISE,
+    default: Any = ...,
     device: torch.device | str | None = None,
 ) -> Any:
     """Load the last complete state of :func:`save_checkpoint`.
@@ -124,7 +123,7 @@ def load_checkpoint(
     path = path_of("directory", directory, of="directory") / _STATE
     _check_not_lost(path)
     if not path.exists():
-        if default is _RAISE:
+        if default is ...:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
     tree, digest, blob = _read(path)

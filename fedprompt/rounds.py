@@ -1,5 +1,7 @@
 """Rounds of a method: in one process, or on the ranks of a process group."""
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import warnings
@@ -56,7 +58,7 @@ def run_rounds(
     cohorts: Iterable[Iterable[int]] | None = None,
     *,
     start: Round | None = None,
-    group: "distributed.ProcessGroup | None" = None,
+    group: distributed.ProcessGroup | None = None,
     share: bool = False,
 ) -> Iterator[Round]:
     """Run the rounds of a method.
@@ -151,7 +153,7 @@ def moved(
     now: Round,
     sources: Mapping[int, int],
     targets: Mapping[int, int],
-    group: "distributed.ProcessGroup | None",
+    group: distributed.ProcessGroup | None,
 ) -> Round:
     """Send the states of clients from one rank to another one."""
     routes = {str(c): (sources[c], targets[c]) for c in sources if sources[c] != targets[c]}
@@ -382,12 +384,12 @@ class _Engine(NamedTuple):
     method: Method
     data: Callable[[int, int], Any]
     images: Callable[[int], str]
-    group: "distributed.ProcessGroup | None"
+    group: distributed.ProcessGroup | None
     cohorts: Iterator[Iterable[int]]
     share: bool
     seed: int
 
-    def begun(self, start: Round) -> "tuple[_Engine, Round]":
+    def begun(self, start: Round) -> tuple[_Engine, Round]:
         """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
         first = start.server_round + 1
 

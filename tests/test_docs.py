@@ -17,6 +17,7 @@ import pytest
 
 import fedprompt
 from fedprompt import methods
+from signatures import unreadable
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -128,6 +129,12 @@ def test_public_names_are_documented_and_functions_and_classes_have_an_example()
         if is_function_or_class(thing):
             assert "\nExample:\n" in text, name
             assert ">>> " in text, name
+
+
+def test_help_prints_short_types_and_defaults_without_addresses():
+    """At most 315 characters, or 45 for each argument."""
+    made = {f"methods.{name}": entry.make for name, entry in methods.METHODS.items()}
+    assert unreadable(PUBLIC | made) == []
 
 
 def texts(*patterns: str) -> str:

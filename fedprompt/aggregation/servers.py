@@ -1,5 +1,7 @@
 """Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +74,7 @@ def averaging_server(
     values: Mapping[str, Tensor],
     update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
     *,
-    aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean,
+    aggregate: Callable[[Iterable[Payload]], Payload] | None = None,
 ) -> Server:
     """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
 
@@ -80,7 +82,8 @@ def averaging_server(
         values: First broadcast; the server keeps detached copies.
         update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
             takes the mean.
-        aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`.
+        aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`. If None,
+            :func:`weighted_mean`.
 
     Returns:
         A server. Its state contains the `values` and the state of the `update`. It receives values,
@@ -97,14 +100,14 @@ def averaging_server(
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
-    check.function("aggregate", aggregate)
+    check.optional(check.function, "aggregate", aggregate)
     first = {name: value.detach().clone() for name, value in values.items()}
 
     def answer(client: int, state: State) -> Any:
         _check_state(state)
         return state["values"]
 
-    step = _Mean(rule) if aggregate is weighted_mean else _Step(rule, aggregate)
+    step = _Mean(rule) if aggregate in (None, weighted_mean) else _Step(rule, aggregate)
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
     state = {"values": first, "update": rule.init(first)}
     return Server(state, answer, step, changes, empty=False)
@@ -129,7 +132,7 @@ class _Step:
 class _Mean(_Step):
     """Step that can add payloads as they come, with the bits of :func:`weighted_mean`."""
 
-    def begin(self, state: State) -> "_Sums":
+    def begin(self, state: State) -> _Sums:
         _check_state(state)
         return _Sums(self, state)
 
