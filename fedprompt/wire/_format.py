@@ -6,7 +6,6 @@ Because there is one way, a decoder can compare a header with the one that must 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -52,8 +51,7 @@ class Header(NamedTuple):
     meta: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(NamedTuple):
     """Requirements of a receiver, stated before a blob is read.
 
     Attributes:
@@ -68,16 +66,10 @@ class Expected:
             bound holds for floating-point tensors and for the values of :class:`Weighted` as they
             are sent; with a codec, for the numbers of the codec. Weights have a separate bound,
             :func:`cap_weight`. If None, every finite number is accepted.
-
-    Example:
-        >>> expect = Expected({"scale": torch.tensor(0.0)}, server_round=7)
-        >>> blob = encode_payload({"scale": torch.tensor(3.0)}, header=Header(server_round=7))
-        >>> decode_payload(blob, expect=expect, max_bytes=1000)[0]
-        {'scale': tensor(3.)}
     """
 
-    message: "Message"
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    message: Mapping[str, Any]
+    fingerprint: Mapping[str, str] = {}
     server_round: int | None = None
     client_id: str | None = None
     max_abs: float | None = None

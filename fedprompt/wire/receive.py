@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import fedprompt._refusals as check
@@ -96,7 +95,7 @@ def _read(client: object, blob: Any, form: _Form | None, max_bytes: int) -> Mess
         raise ValueError(f"Client {client} was not asked in this round; its blob is ignored.")
     check.require(isinstance(blob, bytes), "blob", "be bytes", f"a {type(blob).__name__}")
     expect, slots = form
-    return read_blob(blob, replace(expect, client_id=str(client)), slots, max_bytes)[0]
+    return read_blob(blob, expect._replace(client_id=str(client)), slots, max_bytes)[0]
 
 
 def _form_of(expect: Expected, max_bytes: int) -> _Form:
