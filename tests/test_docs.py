@@ -181,7 +181,7 @@ LONG = tuple(  # several seconds each; `.ci/run` runs them
     for page in (
         "differential-privacy", "domains", "export", "lora", "mixed-precision", "new-clients",
         "nothing-learns", "peft-prompts", "run-the-gallery", "segmentation", "train-as-you-like",
-        "write-your-own-method",
+        "write-your-method",
     )
 )  # fmt: skip
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.
