@@ -45,7 +45,8 @@ DIVIDED = "division"
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells a row and a seed from the others of a run."""
     named = tuple(record.get(name) for name in ("partition", "row", "seed", "trial", "stamp"))
-    return (*named, json.dumps(record["values"], sort_keys=True, default=str))
+    values = json.loads(json.dumps(record["values"], default=str))  # its keys are texts
+    return (*named, json.dumps(values, sort_keys=True))
 
 
 def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
