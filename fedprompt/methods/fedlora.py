@@ -26,11 +26,7 @@ from fedprompt.methods.steps import averaged, fedavg_client
 
 @register("FedLoRA", families=("one model",), search=LEARNING_RATE)
 def fedlora(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    rank: int = 2,
-    sizes: Sizes | None = None,
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
     """FedAvg of LoRA. A size is the rank of a client."""
 

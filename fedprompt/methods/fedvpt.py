@@ -29,7 +29,9 @@ def fedvpt(
     """FedVPT: prompts before the first layer. A size is the number of a client's prompts."""
 
     def new_model(setting: VitSetting) -> PromptedModel:
-        return setting.new_model(prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk))
+        return setting.new_model(
+            prompts=lambda trunk: fp.ShallowPrompts(setting.num_prompts, trunk)
+        )
 
     return _averaged(setting, new_model, learning_rate, sizes)
 

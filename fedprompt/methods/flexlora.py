@@ -34,11 +34,7 @@ from fedprompt.methods.steps import averaged, fedavg_client
 
 @register("FlexLoRA", families=("one model",), search=LEARNING_RATE)
 def flexlora(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    rank: int = 2,
-    sizes: Sizes | None = None,
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
     """FlexLoRA. A size is the rank of a client."""
     return _divided(setting, learning_rate, rank, sizes, exact=False)
@@ -46,11 +42,7 @@ def flexlora(
 
 @register("FlexLoRA (exact)", families=("one model",), search=LEARNING_RATE)
 def flexlora_exact(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    rank: int = 2,
-    sizes: Sizes | None = None,
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
     """FlexLoRA: the frozen weights take what a rank misses. A size is the rank of a client."""
     return _divided(setting, learning_rate, rank, sizes, exact=True)

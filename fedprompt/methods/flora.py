@@ -34,11 +34,7 @@ from fedprompt.methods.steps import broadcast, take_step
 
 @register("FLoRA", families=("one model",), search=LEARNING_RATE)
 def flora(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    rank: int = 2,
-    sizes: Sizes | None = None,
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
     """FLoRA. A size is the rank of a client."""
     own = checked_sizes(setting, sizes or {}, rank=rank)

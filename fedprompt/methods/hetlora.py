@@ -25,11 +25,7 @@ from fedprompt.methods.sizes import Sizes, low_rank_pairs
 
 @register("HetLoRA", families=("one model",), search=LEARNING_RATE)
 def hetlora(
-    setting: VitSetting,
-    *,
-    learning_rate: float = 1e-2,
-    rank: int = 2,
-    sizes: Sizes | None = None,
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
     """HetLoRA without pruning. A size is the rank of a client."""
     method = fedlora(setting, learning_rate=learning_rate, rank=rank, sizes=sizes)
