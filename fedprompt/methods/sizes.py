@@ -1,4 +1,4 @@
-"""Clients of unlike size: prompts of their own length, layers of their own number, their own rank."""
+"""Clients of unlike size: their own length of prompts, number of layers, or rank of LoRA."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
