@@ -47,8 +47,8 @@ def collect(
         module: Module that the client trained.
         weight: Evidence behind every parameter, usually ``num_examples``; finite and at least 0.
         rows: Evidence for single rows, by parameter name. It replaces `weight` for this name. Each
-            is a tensor of numbers with the first axes of the parameter, such as (1, 8) for the tokens
-            (1, 8, 48) of :class:`ShallowPrompts`.
+            is a tensor of numbers with the first axes of the parameter, such as (1, 8) for the
+            tokens (1, 8, 48) of :class:`ShallowPrompts`.
         only: Names or dotted prefixes. If None, every parameter is sent.
         buffers: Whether floating-point buffers of ``module.state_dict()`` are sent, too. Integers,
             such as the number of batches, have no mean and are left out.

@@ -87,6 +87,7 @@ from fedprompt.methods.registry import METHODS, Entry, import_packages, register
 from fedprompt.methods.scaffold import scaffold as scaffold
 from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
+from fedprompt.methods.sizes import of_sizes
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
 from fedprompt.methods.trip import trip as trip
 from fedprompt.methods.whole_networks import NetworkSetting as NetworkSetting
@@ -110,6 +111,7 @@ __all__ = [
     "counted_passes",
     "evaluate",
     "fedavg_client",
+    "of_sizes",
     "papers",
     "register",
     "take_step",

@@ -526,9 +526,9 @@ def plain_texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _text(value: Any) -> str | None:
     if isinstance(value, Mapping):
-        parts = sorted(plain_texts({str(key): each for key, each in value.items()}).items())
-        pairs = ", ".join(f"{key}: {text}" for key, text in parts)
-        return f"{{{pairs}}}" if len(parts) == len(value) else None
+        texts = plain_texts({str(key): each for key, each in value.items()})
+        pairs = ", ".join(f"{key}: {texts[key]}" for key in sorted(texts))
+        return f"{{{pairs}}}" if len(texts) == len(value) else None
     if isinstance(value, tuple | list | range):
         parts = [_text(part) for part in value]
         return None if None in parts else f"[{', '.join(map(str, parts))}]"

@@ -10,8 +10,8 @@ import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt.methods.setting import ClientData, Setting
 
-Sizes = Mapping[int, int | Sequence[int]]
-"""Size of each client that has not the full size, by client id."""
+Sizes = Mapping[int, int | Sequence[int]] | Mapping[str, int | Sequence[int]]
+"""Size of each client that does not have the full size, by its id or, as in a file, by its text."""
 
 
 def of_sizes(
@@ -104,7 +104,7 @@ def size_of_prompts(prompts: object) -> dict[str, int]:
     return {"depth": depth, "length": length} if depth > 1 else {"length": length}
 
 
-def shorten(prompts: fp.LayeredPrompts, *, length: int, depth: int = 1) -> None:
+def shorten(prompts: Any, *, length: int, depth: int = 1) -> None:
     """Keep the first layers of visual prompts, and the first tokens of each."""
     prompts.layers = prompts.layers[:depth]
     prompts.tokens = nn.Parameter(prompts.tokens.detach()[:depth, :length].clone())

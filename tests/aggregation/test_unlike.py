@@ -3,7 +3,7 @@
 import torch
 
 import fedprompt as fp
-from fedprompt.aggregation import leading, padded
+from fedprompt.aggregation import padded
 from refusals import refused
 from same import assert_identical
 
@@ -73,13 +73,13 @@ OTHER = {"keys": fp.Weighted(torch.zeros(3), torch.tensor(1.0))}
 DEEP = {"head": fp.Weighted(torch.zeros(1, 2), torch.tensor(1.0))}
 SERVER = fp.averaging_server(VALUES, form=form)
 test_wrong_shapes_are_refused = refused(globals())("""
-padded(LONG, VALUES) -> ValueError: `payload['head']` must have at most the sizes (2,) of `values['head']`; got (3,).
+padded(LONG, VALUES) -> ValueError: `payload['head']` must have at most the sizes (2,) of `values[
 padded(DEEP, VALUES) -> ValueError: `payload['head']` must have at most the sizes (2,) of
-padded(OTHER, VALUES) -> ValueError: `payload` must have no other names than `values`: ['head', 'tokens']; got ['keys'].
+padded(OTHER, VALUES) -> ValueError: `payload` must have no other names than `values`: ['head',
 padded([1], VALUES) -> TypeError: `payload` must map names to Weighted
 padded(LONG, None) -> TypeError: `values` must map names to tensors
-leading(VALUES, LONG) -> ValueError: `form['head']` must have at most the sizes (2,) of
-leading(VALUES, {"head": zeros(2)}) -> TypeError: `form['head']` must be a Weighted(value, weight)
-SERVER.step(0, {1: LONG}, SERVER.state) -> ValueError: payloads[1]: `payload['head']` must have at most
+aggregation.leading(VALUES, LONG) -> ValueError: `form['head']` must have at most the sizes (2,) of
+aggregation.leading(VALUES, {"head": zeros(2)}) -> TypeError: `form
+SERVER.step(0, {1: LONG}, SERVER.state) -> ValueError: payloads[1]: `payload['head']` must
 averaging_server(VALUES, form={}) -> TypeError: `form` must be a function
 """)

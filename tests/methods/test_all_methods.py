@@ -20,8 +20,9 @@ RUNS = [(name, family) for name, method in METHODS.items() for family in method.
 
 
 EXTENDS = {
-    "fedivlp": "fedmaple", "flexlora": "fedex_lora", "flora": "fedex_lora", "hetlora": "fedlora", "fedmvp": "fedmaple", "fedtgp": "fedproto",
-    "promptfl_fedamp": "fedamp", "promptsrc": "fedivlp",
+    "fedivlp": "fedmaple", "flexlora": "fedex_lora", "flora": "fedex_lora",
+    "fedmvp": "fedmaple", "fedtgp": "fedproto", "hetlora": "fedlora", "promptfl_fedamp": "fedamp",
+    "promptsrc": "fedivlp",
 }  # fmt: skip
 """Method from which a file takes a class or a server."""
 

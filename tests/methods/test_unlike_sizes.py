@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, fedlora, fedvpt, fedvpt_d, flora, hetlora, promptfl
+from fedprompt.methods import METHODS, fedlora, fedvpt, fedvpt_d, hetlora, promptfl
 from low_rank import ONE_ROUND
 from refusals import refused
 from same import assert_same
@@ -20,7 +20,7 @@ CLIENTS = range(5)
 
 def deep(depth, length, **changes):
     """Make a federation whose setting has so many layers and prompts."""
-    prompts = lambda trunk: fp.DeepPrompts(length, trunk, depth=depth)
+    prompts = partial(fp.DeepPrompts, length, depth=depth)
     return vit_federation(num_prompts=length, prompts=prompts, **changes)
 
 
@@ -125,16 +125,16 @@ promptfl(CLIP(), sizes={0: -2}) -> ValueError: `sizes[0]` must be at least 1; go
 promptfl(CLIP(), sizes={0: 2.0}) -> TypeError: `sizes[0]` must be an integer; got 2.0 (float).
 promptfl(CLIP(), sizes={0: True}) -> TypeError: `sizes[0]` must be an integer; got True (bool).
 promptfl(CLIP(), sizes={0: None}) -> TypeError: `sizes[0]` must be an integer
-promptfl(CLIP(), sizes={0: (2, 2)}) -> ValueError: `sizes[0]` must be a number, or up to 1 of them; got
+promptfl(CLIP(), sizes={0: (2, 2)}) -> ValueError: `sizes[0]` must be a number, or up to 1 of
 promptfl(CLIP(), sizes={5: 2}) -> ValueError: `sizes` must name clients of the setting; got 5.
 promptfl(CLIP(), sizes={-1: 2}) -> ValueError: `key of sizes` must be at least 0; got -1.
 promptfl(CLIP(), sizes={"a": 2}) -> TypeError: `key of sizes` must be an integer; got 'a' (str).
 promptfl(CLIP(), sizes={0: 2, "0": 2}) -> ValueError: `sizes` must name each client once; got
 promptfl(CLIP(), sizes=[2, 2]) -> TypeError: `sizes` must map ids of clients to sizes; got a list
 fedvpt_d(VIT(), sizes={0: 3}) -> ValueError: `sizes[0]` must be at most 2, the full depth; got 3.
-fedvpt_d(VIT(), sizes={0: (1, 3)}) -> ValueError: `sizes[0]` must be at most 2, the full length; got 3.
+fedvpt_d(VIT(), sizes={0: (1, 3)}) -> ValueError: `sizes[0]` must be at most 2, the full length;
 fedvpt_d(VIT(), sizes={0: ()}) -> ValueError: `sizes[0]` must be a number, or up to 2 of them; got
-fedvpt_d(TUNED(), sizes={0: 1}) -> TypeError: `sizes` must be None, unless clients train LayeredPrompts
-fedlora(VIT(), rank=2, sizes={0: 3}) -> ValueError: `sizes[0]` must be at most 2, the full rank; got 3.
-flora(VIT(), rank=2, sizes={0: 3}) -> ValueError: `sizes[0]` must be at most 2, the full rank; got 3.
+fedvpt_d(TUNED(), sizes={0: 1}) -> TypeError: `sizes` must be None, unless clients train
+fedlora(VIT(), rank=2, sizes={0: 3}) -> ValueError: `sizes[0]` must be at most 2, the full rank;
+METHODS['flora'].make(VIT(), rank=2, sizes={0: 3}) -> ValueError: `sizes[0]` must be at most 2,
 """)
