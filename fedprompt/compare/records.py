@@ -45,8 +45,14 @@ DIVIDED = "division"
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells a row and a seed from the others of a run."""
     named = tuple(record.get(name) for name in ("partition", "row", "seed", "trial", "stamp"))
-    values = json.loads(json.dumps(record["values"], default=str))  # its keys are texts
-    return (*named, json.dumps(values, sort_keys=True))
+    return (*named, json.dumps(record["values"], sort_keys=True, default=str))
+
+
+def written(value: Any) -> Any:
+    """Return a value as a file has it: keys are texts, and sequences are lists."""
+    if isinstance(value, Mapping):
+        return {str(key): written(each) for key, each in value.items()}
+    return [*map(written, value)] if isinstance(value, list | tuple) else value
 
 
 def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:

@@ -53,7 +53,7 @@ def test_commas_divide_methods_and_values():
     ]
     sizes = "fedlora:sizes={0: 1,1: (2,3)},rank=8"  # commas within brackets divide nothing
     assert split(f"local,{sizes}, sgpt:blocks=[['head'],['groups']]") == [
-        *("local", sizes, "sgpt:blocks=[['head'],['groups']]"),
+        *("local", sizes, "sgpt:blocks=[['head'],['groups']]")
     ]
     assert chosen(sizes)[0].values["sizes"] == {0: 1, 1: (2, 3)}
     assert chosen(sizes)[0].personalized  # clients have models of their own sizes
