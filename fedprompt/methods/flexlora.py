@@ -13,7 +13,8 @@ Up: LoRA and head, 4 r L D + D C + C numbers for rank r. Down: the same, and for
 
 Deviations: the text of the paper was not available, so this is the method as later papers describe
 it. The paper trains language models. Clients have the ranks that you give (`sizes`). The product
-has no scale, because the learning rate is tuned. There is a head, which is averaged.
+has no scale, because the learning rate is tuned. There is a head, which is averaged. If a mean
+product is 0, its factors stay.
 
 Compared: the mean product and its best approximations by hand, float64, largest difference 2.8e-16
 (2026-11).
@@ -58,9 +59,9 @@ def _divided(
         model = setting.new_model(tune=partial(tune, rank=rank))
         first = fp.snapshot(model)
         sent = [name for name in first if ".base_layer." not in name]
-        for name in first.keys() - sent:
+        frozen.update({name: value for name, value in first.items() if name not in sent})
+        for name in frozen:
             model.get_parameter(name).requires_grad_(False)
-            frozen[name] = first[name]
         return averaged(model, fedavg_client(model, learning_rate, shared=sent), shared=sent)
 
     method = of_sizes(setting, make, sizes, rank=rank)
@@ -91,6 +92,8 @@ def _divided(
             values[b], values[a] = torch.zeros_like(first[b]), torch.zeros_like(first[a])
             values[b][:, : len(scale)] = (left * scale)[:, :rank]
             values[a][: len(scale)] = right[:rank]
+        still = [name for w, pair in pairs.items() if not mean[w].any() for name in pair]
+        values |= {name: state["values"][name] for name in still}  # 0 has no directions
         return {"values": values, "mean": mean if exact else {}}
 
     mean = {weight: torch.zeros_like(value) for weight, value in frozen.items()}

@@ -172,7 +172,7 @@ def test_strategies_of_flower_average_plain_messages(kind):
 @pytest.mark.parametrize(
     ("method", "text"),
     [
-        (made()._replace(exchanges=2), "have one exchange and an averaging_server"),
+        (made()._replace(exchanges=2), "have one exchange, and an averaging_server"),
         (
             made()._replace(server=fp.Server({}, lambda *a: {}, lambda *a: {})),
             "an averaging_server",

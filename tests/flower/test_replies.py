@@ -113,7 +113,7 @@ def test_a_client_that_sends_more_rows_than_its_size_has_is_dropped(log):
     found, _ = over_grid(small, [[0, 1]], data=made.data, fault=spoil(1, larger))
     assert_equal(found.server, in_process(small, [[0]], data=made.data).server)
     (line,) = (line for line in log if "left out" in line)
-    assert "(1, 2, 16)" in line
+    assert "(1, 1, 2, 16); got (1, 1, 4, 16)" in line
 
 
 @pytest.mark.parametrize(
