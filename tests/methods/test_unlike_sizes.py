@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, fedlora, fedvpt, fedvpt_d, hetlora, promptfl
+from fedprompt.methods import METHODS, fedlora, fedvpt, fedvpt_d, hetlora, of_sizes, promptfl
 from low_rank import ONE_ROUND
 from refusals import refused
 from same import assert_same
@@ -114,6 +114,19 @@ def test_clients_that_a_federation_lacks_are_refused_when_it_is_known(name):
     method = METHODS[name].make(replace(whole, clients=()), sizes={9: 1})
     with pytest.raises(ValueError, match="`sizes` must name clients of the setting; got 9"):
         next(fp.run_rounds(method, own))
+
+
+def test_another_averaged_method_gets_sizes_by_its_maker():
+    made = clip_federation(cohort_size=2)
+
+    def of_length(length):
+        return METHODS["promptfl_fedprox"].make(replace(made, length=length))
+
+    method = of_sizes(made, of_length, dict.fromkeys(CLIENTS, 3), length=4)
+    found = last(lambda setting: method, made)
+    expected = last(lambda setting: of_length(3), made)
+    for client in CLIENTS:
+        assert_same(parameters(found, client), parameters(expected, client))
 
 
 CLIP, VIT = clip_federation, vit_federation
