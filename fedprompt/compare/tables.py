@@ -194,12 +194,20 @@ class View:
         return {title: each for title, each in made.items() if each is not None}
 
     def above(self, column: str, titles: Sequence[str]) -> list[bool]:
-        """Return which rows are better than the most frequent class, also in balanced accuracy."""
+        """Return which rows are better than the most frequent class, also in balanced accuracy.
+
+        If a run does not have the balanced accuracy of the same tests, that of all test images
+        takes its place.
+        """
         if CONSTANT not in self.by_row:
             return [False] * len(titles)
         held = []
-        for name in (column, column if column.endswith("_balanced") else balanced(column)):
-            found = [self.difference(title, CONSTANT, name) for title in titles]
+        pair = column if column.endswith("balanced") else balanced(column)
+        for names in ([column], [pair, "balanced"]):
+            known = (
+                [self.difference(title, CONSTANT, name) for name in names] for title in titles
+            )
+            found = [next((each for each in sides if each is not None), None) for sides in known]
             known = [each for each in found if each is not None and len(each.values) >= FEWEST]
             stars = dict(zip(map(id, known), intervals.starred(known), strict=True))
             held.append([stars.get(id(e), False) and e.values.mean() > 0 for e in found])  # type: ignore[union-attr]
@@ -272,10 +280,27 @@ class View:
                 f"In a run, an image of the smallest client is used {low:.1f} times, and an image "
                 f"of the largest client {high:.1f} times."
             )
-        shown = [self.figure(title, self.compared[0]) for title in self.by_row]
-        if any(each is not None and each.parts is None for each in shown):
-            found.append("Intervals are over seeds alone, where a run has no bits of its tests.")
-        return found
+        return [*found, *self._over_seeds()]
+
+    def _over_seeds(self) -> list[str]:
+        """Say which intervals do not have the error of test images."""
+        whole = [
+            title
+            for title in self.by_row
+            if (shown := self.figure(title, self.compared[0])) and shown.parts is not None
+        ]
+        rows = [title for title in self.by_row if title != CONSTANT]
+        if not {*whole} & {*rows}:
+            return ["Intervals are over seeds alone."]
+        if not {*rows} <= {*whole}:
+            known = ", ".join(title for title in rows if title in whole)
+            return [f"Intervals are over seeds alone, except in and between these rows: {known}."]
+        words = [
+            words
+            for name, words in self.columns.items()
+            if any((shown := self.figure(t, name)) and shown.parts is None for t in rows)
+        ]
+        return [f"Intervals of these columns are over seeds alone: {', '.join(words)}."] * any(words)
 
     def advice(self) -> str:
         """Recommend a row for the clients' images, and a row for one model of all test images."""
