@@ -24,7 +24,13 @@ from studies.controls import CONTROLS
 FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
 """Learning rate of projections and heads, a hyperparameter of the setting of a row."""
-COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
+COLUMNS = {
+    "full": "all test images",
+    "balanced": "all, balanced",
+    "own": "own mix",
+    "own_balanced": "own mix, balanced",
+    "worst": "worst client",
+}
 
 
 def content(name: str) -> dict[str, Any]:

@@ -204,9 +204,7 @@ class View:
         held = []
         pair = column if column.endswith("balanced") else balanced(column)
         for names in ([column], [pair, "balanced"]):
-            known = (
-                [self.difference(title, CONSTANT, name) for name in names] for title in titles
-            )
+            known = ([self.difference(title, CONSTANT, name) for name in names] for title in titles)
             found = [next((each for each in sides if each is not None), None) for sides in known]
             known = [each for each in found if each is not None and len(each.values) >= FEWEST]
             stars = dict(zip(map(id, known), intervals.starred(known), strict=True))
@@ -284,23 +282,20 @@ class View:
 
     def _over_seeds(self) -> list[str]:
         """Say which intervals do not have the error of test images."""
-        whole = [
-            title
-            for title in self.by_row
-            if (shown := self.figure(title, self.compared[0])) and shown.parts is not None
-        ]
+
+        def lacks(title: str, name: str) -> bool:
+            shown = self.figure(title, name)
+            return shown is not None and shown.parts is None
+
         rows = [title for title in self.by_row if title != CONSTANT]
-        if not {*whole} & {*rows}:
-            return ["Intervals are over seeds alone."]
-        if not {*rows} <= {*whole}:
-            known = ", ".join(title for title in rows if title in whole)
-            return [f"Intervals are over seeds alone, except in and between these rows: {known}."]
-        words = [
-            words
-            for name, words in self.columns.items()
-            if any((shown := self.figure(t, name)) and shown.parts is None for t in rows)
-        ]
-        return [f"Intervals of these columns are over seeds alone: {', '.join(words)}."] * any(words)
+        known = [title for title in rows if not lacks(title, self.compared[0])]
+        alone = "over seeds alone"
+        if not known:
+            return [f"Intervals are {alone}."]
+        if len(known) < len(rows):
+            return [f"Intervals are {alone}, except in and between these rows: {', '.join(known)}."]
+        words = [each for name, each in self.columns.items() if any(lacks(t, name) for t in rows)]
+        return [f"Intervals of these columns are {alone}: {', '.join(words)}."] if words else []
 
     def advice(self) -> str:
         """Recommend a row for the clients' images, and a row for one model of all test images."""
