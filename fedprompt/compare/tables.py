@@ -260,11 +260,11 @@ class View:
     def notes(self) -> list[str]:
         """Return the paragraphs below the table."""
         found = []
-        one = [
-            title
-            for title, seeds in self.by_row.items()
-            if title != CONSTANT and all(record.get("predicted") == 1 for record in seeds)
-        ]
+        one = []
+        for title in [title for title in self.by_row if title != CONSTANT]:
+            same = [record.get("predicted") == 1 for record in self.by_row[title]]
+            where = "" if all(same) else f" (in {sum(same)} of {len(same)} seeds)"
+            one += [f"{title}{where}"] * any(same)
         if one:
             found.append(
                 f"Models of these rows predict one class for every image: {', '.join(one)}."
