@@ -12,7 +12,9 @@ from fedprompt.methods import (
     METHODS,
     Federation,
     HeldOut,
+    averaged,
     evaluate,
+    fedavg_client,
     fedlora,
     fedvpt,
     fedvpt_d,
@@ -128,17 +130,23 @@ def test_clients_that_a_federation_lacks_are_refused_when_it_is_known(name):
         next(fp.run_rounds(method, own))
 
 
-def test_another_averaged_method_gets_sizes_by_its_maker():
+def test_another_averaged_method_gets_sizes_by_its_maker_and_keeps_its_server():
     made = clip_federation(cohort_size=2)
 
     def of_length(length):
-        return METHODS["promptfl_fedprox"].make(replace(made, length=length))
+        model = replace(made, length=length).new_model()
+        server = fp.averaging_server(fp.snapshot(model), fp.ema(decay=0.5))
+        return averaged(model, fedavg_client(model, 0.1), server=server)
 
     method = of_sizes(made, of_length, dict.fromkeys(CLIENTS, 3), length=4)
     found = last(lambda setting: method, made)
     expected = last(lambda setting: of_length(3), made)
     for client in CLIENTS:
         assert_same(parameters(found, client), parameters(expected, client))
+    with pytest.raises(
+        ValueError, match="`make` must have an averaging_server; got another server"
+    ):
+        of_sizes(vit_federation(), lambda rank: hetlora(vit_federation(), rank=rank), {}, rank=2)
 
 
 def test_models_of_unlike_size_are_not_tested_as_one():
