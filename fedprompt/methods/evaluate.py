@@ -1,5 +1,7 @@
 """Accuracy of a method after a round, and the number of backward passes."""
 
+from __future__ import annotations
+
 import sys
 import threading
 from collections import Counter
@@ -73,11 +75,11 @@ class HeldOut:
     """
 
     inputs: Inputs
-    labels: Int[Tensor, "inputs"]
+    labels: Int[Tensor, inputs]
     _: KW_ONLY
-    own: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]] | None = None
-    cells: Int[Tensor, "inputs"] | None = None
-    mixes: Mapping[int, Real[Tensor, "cells"]] | Literal["classes"] | None = None
+    own: Mapping[int, Int[Tensor, _] | Int[np.ndarray, _]] | None = None
+    cells: Int[Tensor, inputs] | None = None
+    mixes: Mapping[int, Real[Tensor, cells]] | Literal["classes"] | None = None
 
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
@@ -162,7 +164,7 @@ def evaluate(
     shared: bool = False,
     steps: int = 0,
     learning_rate: float = 1e-2,
-    group: "distributed.ProcessGroup | None" = None,
+    group: distributed.ProcessGroup | None = None,
 ) -> Figures:
     """Measure the accuracy of the clients' predictions after a round.
 
@@ -421,7 +423,7 @@ class _Run:
     federation: Federation
     now: Round
     tests: _Tests
-    group: "distributed.ProcessGroup | None"
+    group: distributed.ProcessGroup | None
 
     def model(self, client: int) -> nn.Module:
         """Return the model with which a client predicts."""
@@ -505,7 +507,7 @@ class _Run:
         return Figures({name: total[name] / len(clients) for name in names}, found)
 
     def of_each(
-        self, clients: Sequence[int], measured: Callable[["_Run", int], dict[str, Any]]
+        self, clients: Sequence[int], measured: Callable[[_Run, int], dict[str, Any]]
     ) -> dict[int, dict[str, Any]]:
         """Divide clients evenly over the ranks, and return the figures of all of them, in order."""
         rank, world = rank_of(self.group)

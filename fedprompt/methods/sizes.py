@@ -1,5 +1,7 @@
 """Clients of unlike size: their own length of prompts, number of layers, or rank of LoRA."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
