@@ -204,8 +204,8 @@ class View:
         held = []
         pair = column if column.endswith("balanced") else balanced(column)
         for names in ([column], [pair, "balanced"]):
-            known = ([self.difference(title, CONSTANT, name) for name in names] for title in titles)
-            found = [next((each for each in sides if each is not None), None) for sides in known]
+            sides = [[self.difference(title, CONSTANT, name) for name in names] for title in titles]
+            found = [next((each for each in side if each is not None), None) for side in sides]
             known = [each for each in found if each is not None and len(each.values) >= FEWEST]
             stars = dict(zip(map(id, known), intervals.starred(known), strict=True))
             held.append([stars.get(id(e), False) and e.values.mean() > 0 for e in found])  # type: ignore[union-attr]
