@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
@@ -137,7 +138,8 @@ def reconstructed(
     images = start.detach().clone().requires_grad_()
     adam = torch.optim.Adam([images], learning_rate)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    with kept_streams(), torch.enable_grad():
+    # Fused attention has no second derivative.
+    with kept_streams(), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         for _ in range(steps):
             loss = _apart(received, simulate(images)) + smoothness * _variation(images)
             (images.grad,) = torch.autograd.grad(loss, images)

@@ -107,7 +107,7 @@ def likelihood_ratios(
         >>> shadows = torch.tensor([[3.0, 9.0], [1.0, 9.2], [2.8, 9.1], [1.2, 8.9]])
         >>> inside = torch.tensor([[True, False], [False, True]] * 2)
         >>> likelihood_ratios(torch.tensor([3.0, 9.0]), shadows, inside).round(decimals=1)
-        tensor([161.2,   0.0], dtype=torch.float64)
+        tensor([143.8000,  -0.4000], dtype=torch.float64)
 
     References:
         Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022 (LiRA), with
