@@ -42,10 +42,10 @@ def test_success_is_that_of_loops_and_scipy(shift, rounded):
 
 
 def test_intervals_contain_one_half_without_a_leak_in_95_of_100_runs():
-    scores = drawn(400, 60)
+    scores = drawn(200, 60)
     found = [leakage.success(each[:40], each[40:]).auc_interval for each in scores]
     share = np.mean([low <= 0.5 <= high for low, high in found])
-    assert 0.93 <= share <= 0.98
+    assert 0.92 <= share <= 0.99
 
 
 def test_both_controls_are_of_the_members():
@@ -105,11 +105,11 @@ def test_randomized_response_exceeds_its_epsilon_at_most_as_often_as_stated():
     epsilon, above = 1.0, 0
     keep = 1 / (1 + math.exp(-epsilon))
     draw = torch.Generator().manual_seed(0)
-    for _ in range(300):
+    for _ in range(150):
         inside, kept = torch.rand(100, generator=draw) < 0.5, torch.rand(100, generator=draw) < keep
         noisy = (inside == kept).double() + 1e-3 * torch.rand(100, generator=draw)
         above += leakage.epsilon_bound(noisy, inside, delta=0.0, guesses=60) > epsilon
-    assert above <= 25
+    assert above <= 14
 
 
 # Messages
@@ -125,7 +125,7 @@ def linear(inputs, labels, shards, *, rate=0.5, rounds=1, noise=0.0, **changes):
     return method, Federation(inputs, labels, shards)
 
 
-INPUTS, LABELS = drawn(80, 6, seed=5), torch.arange(80) % 4
+INPUTS, LABELS = drawn(80, 40, seed=5), torch.arange(80) % 4
 
 
 def single(*positions):
@@ -242,7 +242,7 @@ def test_an_active_server_finds_a_member_of_a_client_with_many_images():
 
 
 def test_confidences_are_log_odds_of_the_label_and_modes_and_streams_stay():
-    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).double()
+    model = nn.Sequential(nn.Linear(40, 4), nn.Dropout(0.5)).double()
     model[1].eval()
     before = torch.get_rng_state()
     found = leakage.confidences(model, INPUTS, LABELS, batch_size=7)
@@ -281,7 +281,7 @@ def test_a_model_that_memorized_is_found_and_one_that_never_saw_the_images_is_no
     inside = torch.arange(80) < 40
     found = leakage.confidences(model, INPUTS, LABELS)
     assert leakage.success(found[inside], found[~inside]).auc > 0.99
-    other = leakage.confidences(nn.Linear(6, 4).double(), INPUTS, LABELS)
+    other = leakage.confidences(nn.Linear(40, 4).double(), INPUTS, LABELS)
     low, high = leakage.success(other[inside], other[~inside]).auc_interval
     assert low < 0.5 < high
 
@@ -370,8 +370,8 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
         "population": ([(INPUTS[:0], LABELS[:0])], []), **STEPS}),
     (leakage.probed, PROBED, {"client": ([5], []), "candidates": ([None], []),
                               "federation": ([None], []), "server_round": ([-1], [0])}),
-    (leakage.confidences, {"model": nn.Linear(6, 4).double(), "inputs": INPUTS, "labels": LABELS}, {
-        "model": ([None, nn.Linear(6, 1).double()], []), "inputs": ([[1.0], INPUTS[:0]], []),
+    (leakage.confidences, {"model": nn.Linear(40, 4).double(), "inputs": INPUTS, "labels": LABELS}, {
+        "model": ([None, nn.Linear(40, 1).double()], []), "inputs": ([[1.0], INPUTS[:0]], []),
         "labels": ([LABELS[:3], LABELS + 1, LABELS.double()], [LABELS.int()]),
         "batch_size": ([0], [1])}),
     (leakage.likelihood_ratios, KNOWN, {
@@ -395,5 +395,6 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
 
 
 def test_answers_without_entries_of_the_prediction_cannot_be_crafted():
+    method = METHOD._replace(predict=lambda data, answer, state: nn.Linear(40, 4))
     with pytest.raises(ValueError, match="`method` must have answers with entries"):
-        leakage.crafted_answer(METHOD, {"other": torch.zeros(3)}, DATA, PAIR, PAIR)
+        leakage.crafted_answer(method, ANSWER, DATA, PAIR, PAIR)

@@ -22,8 +22,8 @@ def auc_interval(estimate, m, n):
         return (estimate - a) ** 2 - z**2 * v / (m * n)
 
     tiny = 1e-12
-    low = optimize.brentq(excess, tiny, estimate) if estimate > 0 else 0.0
-    high = optimize.brentq(excess, estimate, 1 - tiny) if estimate < 1 else 1.0
+    low = optimize.brentq(excess, tiny, min(estimate, 1 - 1e-9)) if estimate > 0 else 0.0
+    high = optimize.brentq(excess, max(estimate, 1e-9), 1 - tiny) if estimate < 1 else 1.0
     return low, high
 
 

@@ -142,7 +142,7 @@ def success(
     m, n = len(high), len(low)
     below = torch.searchsorted(low.sort().values, high)
     equal = torch.searchsorted(low.sort().values, high, right=True) - below
-    auc = float((below + equal / 2).mean() / n)
+    auc = float((below + equal.double() / 2).mean() / n)
     threshold = low.sort(descending=True).values[math.floor(false_positives * n)]
     hits = int((high > threshold).sum())
 
@@ -205,6 +205,8 @@ def epsilon_bound(
         whose beginning and formula (in public code) were read.
     """
     _check_scores("scores", scores)
+    m = len(scores)
+    check.require(m > 1, "scores", "have at least two canaries", m)
     fits = isinstance(inside, Tensor) and inside.dtype == torch.bool
     check.typed(fits, "inside", "be a bool tensor", inside)
     check.shape("inside", inside, scores.shape, "one entry for each canary,")
@@ -212,8 +214,6 @@ def epsilon_bound(
     check.require(delta < 1, "delta", "be below 1", delta)
     check.number("confidence", confidence, above=0)
     check.require(confidence < 1, "confidence", "be below 1", confidence)
-    m = len(scores)
-    check.require(m > 1, "scores", "have at least two canaries", m)
     r = m - m % 2 if guesses is None else guesses
     check.count("guesses", r, at_least=2, at_most=m, of="the number of canaries")
     check.require(r % 2 == 0, "guesses", "be even", r)
