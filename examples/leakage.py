@@ -234,7 +234,8 @@ def images_of(name: str, kind: str, seed: int, pool: Tensor) -> Sequence[Tensor]
         how = {"steps": 80, "learning_rate": 0.05 * (high - low), "bounds": (low, high)}
         found.append(leakage.reconstructed(received, simulate, start, **how))
     members, rest = pool[:TRIALS], pool[CLIENTS * OWN :]
-    held = torch.stack([rest[labels[rest] == labels[k]][n % 4] for n, k in enumerate(members)])
+    same = [rest[labels[rest] == labels[k]] for k in members]
+    held = torch.stack([each[n % len(each)] for n, each in enumerate(same)])
     sides = (found, members), (found, held), (found[1:] + found[:1], members)
     scores = [torch.cat([leakage.similarities(image, images[k : k + 1])
               for image, k in zip(*side, strict=True)]) for side in sides]  # fmt: skip

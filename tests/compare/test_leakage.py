@@ -12,7 +12,7 @@ from fedprompt.compare.classifier import save
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
 
 NAMES = ["cat", "dog", "owl"]
-KINDS = {"vit": ("digits-S", "vit", "L", 16, "head_tuning"), "clip": ("emoji", "clip", "RGB", 32, "promptfl")}  # fmt: skip
+KINDS = {"vit": ("digits-S", "vit", "L", 16, "full_tuning"), "clip": ("emoji", "clip", "RGB", 32, "promptfl")}  # fmt: skip
 
 
 def written(folder, seed, mode, size, count=12):
@@ -34,7 +34,8 @@ def trained(folder, kind, paths, labels, **values):
     frozen = network(name, family)
     images = torch.stack([frozen.preparation(path) for path in paths])
     inputs = frozen.tokens(images) if kind == "clip" else images
-    given = {"rounds": 30, "steps": 4, "batch_size": 12, "clients": [0], "public": images[:2]}
+    rounds = 1 if kind == "clip" else 12
+    given = {"rounds": rounds, "steps": 5, "batch_size": 12, "clients": [0], "public": images[:2]}
     if kind == "clip":
         setting = ClipSetting(tower=frozen.tower, class_names=NAMES, length=2, **given)
     else:
@@ -54,7 +55,8 @@ def folders(tmp_path_factory):
     for kind, (_, _, mode, size, _) in KINDS.items():
         for seed, side in enumerate(("in", "out")):
             paths, labels = written(root / kind / side, seed, mode, size)
-            trained(root / kind / f"{side}-model", kind, paths, labels)
+            values = {} if kind == "clip" else {"learning_rate": 3e-3}
+            trained(root / kind / f"{side}-model", kind, paths, labels, **values)
     return root
 
 
@@ -64,7 +66,7 @@ def printed(capsys, *arguments):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_an_overfitted_head_is_found_against_both_controls_and_a_context_is_not(folders, capsys):
+def test_an_overfitted_network_is_found_against_both_controls_and_a_context_is_not(folders, capsys):
     found = {}
     for kind in KINDS:
         at = folders / kind
@@ -75,18 +77,18 @@ def test_an_overfitted_head_is_found_against_both_controls_and_a_context_is_not(
             ["control, memorizes members", "held-out images"],
         ]  # fmt: skip
         assert float(found[kind][2][2]) > 0.95
-    assert min(float(row[2]) for row in found["vit"]) > 0.95
+    assert min(float(row[2]) for row in found["vit"]) > 0.9
     low, high = map(float, found["clip"][0][3].split(" to "))
     assert low < 0.8 < 1.0
     assert high > 0.5
 
 
 WRONG = {
-    ("in-model", "--members", "in", "--held-out", "in"): "`--held-out` must have no image",
+    ("in-model", "--members", "in", "--held-out", "in"): "--held-out must have no image",
     ("in-model", "--members", "none", "--held-out", "out"): "must be a folder",
     ("none", "--members", "in", "--held-out", "out"): "must be a folder",
-    ("in-model", "--members", "in", "--held-out", "other"): "`--held-out` must have classes of",
-    ("in-model", "--members", "in", "--held-out", "out", "--device", "no"): "`--device` must",
+    ("in-model", "--members", "in", "--held-out", "other"): "--held-out must have classes of",
+    ("in-model", "--members", "in", "--held-out", "out", "--device", "no"): "--device must",
 }
 
 
@@ -110,4 +112,4 @@ def test_a_classifier_of_other_classes_is_no_control(folders, capsys):
     flags = "--members", at / "in", "--held-out", at / "out", "--without", folders / "clip/in-model"
     with pytest.raises(SystemExit, match="2"):
         command.leakage([*map(str, (at / "in-model", *flags))])
-    assert "`--without` must have the classes and the preparation" in capsys.readouterr().err
+    assert "--without must have the classes and the preparation" in capsys.readouterr().err

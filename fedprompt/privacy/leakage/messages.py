@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ Labeled = tuple[Tensor, Int[Tensor, " batch"]]
 
 _FEDERATION = "be a Federation, with one image for each client"
 _RIDGE = 0.01
-"""Share of the mean variance that is added to each variance of simulated messages."""
+"""Share of the total variance over the number of images, which is added to each variance."""
 _MESSAGES = "be messages, as `observed` logs them"
 
 
@@ -103,8 +102,8 @@ def message_scores(
     .. math:: \frac{(m_x - \mu)^\top S^{-1} (M - \mu)}
         {\sqrt{(m_x - \mu)^\top S^{-1} (m_x - \mu)} \sqrt{(M - \mu)^\top S^{-1} (M - \mu)}}
 
-    :math:`\mu` and S are the mean and the covariance of simulated messages of the population, with
-    1 % of the mean variance added to each variance. Without a population, :math:`\mu = 0` and S is
+    :math:`\mu` and S are the mean and the covariance of simulated messages of the population. To
+    each variance, 1 % of the total variance over the number of images is added. Without a population, :math:`\mu = 0` and S is
     the identity, so the score is a cosine. Scores of several messages are added. Nothing is assumed
     about messages, so this works for parameters, prototypes and gradients alike. For one plain
     gradient step, it is the likelihood ratio of a Gaussian with covariance S.
@@ -147,47 +146,55 @@ def message_scores(
     if not isinstance(received, Mapping):
         listed = dict.fromkeys(candidates.shards, received)
     check.known("received", map(str, candidates.shards), [*map(str, listed)], "name candidates in")
-    scores = []
+    filters, scores = dict[int, Callable[[list[Tensor]], Tensor]](), []
     with kept_streams():
-        simulate = partial(_simulated, method)
-        cache = dict[int, Callable[[Tensor], Tensor]]()
         for candidate in candidates.shards:
-            check.sequence("received", listed[candidate], "messages")
-            check.some("received", listed[candidate], "have at least one message")
-            total = torch.zeros((), dtype=torch.float64, device="cpu")
-            for one in listed[candidate]:
-                check.instance("received", one, Received, _MESSAGES)
-                if id(one) not in cache:
-                    cache[id(one)] = _filter(one, population, simulate)
-                total = total + cache[id(one)](simulate(one, candidates, candidate))
-            scores.append(total)
+            messages = listed[candidate]
+            if id(messages) not in filters:
+                filters[id(messages)] = _filter(method, messages, population)
+            own = _simulated(method, messages, candidates, candidate)
+            scores.append(filters[id(messages)](own))
     return torch.stack(scores)
 
 
 def _filter(
-    one: Received, population: Clients | None, simulate: Callable[..., Tensor]
-) -> Callable[[Tensor], Tensor]:
-    """Return the function from a simulated message to its correlation with the received one."""
-    seen = _changes(one.payload, one)
+    method: Method, messages: Sequence[Received], population: Clients | None
+) -> Callable[[list[Tensor]], Tensor]:
+    """Return the function from simulated messages to the sum of their correlations."""
+    check.sequence("received", messages, "messages")
+    check.some("received", messages, "have at least one message")
+    for one in messages:
+        check.instance("received", one, Received, _MESSAGES)
+    seen = [_changes(one.payload, one) for one in messages]
     if population is None:
-        return lambda own: _cosine(own @ seen, own @ own, seen @ seen)
-    others = torch.stack([simulate(one, population, each) for each in population.shards])
-    mean, count = others.mean(0), len(others)
-    apart = others - mean
-    gram = apart @ apart.T
-    ridge = _RIDGE * gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-    inner = torch.linalg.inv(gram + ridge * torch.eye(count).to(gram))
+        pairs = [_Metric(None, each) for each in seen]
+    else:
+        others = [_simulated(method, messages, population, each) for each in population.shards]
+        pairs = [_Metric(torch.stack(each), one) for *each, one in zip(*others, seen, strict=True)]
+    return lambda own: torch.stack([f(each) for f, each in zip(pairs, own, strict=True)]).sum()
 
-    def product(a: Tensor, b: Tensor) -> Tensor:  # a S^-1 b, times the ridge, by Woodbury
-        return a @ b - (apart @ a) @ inner @ (apart @ b)
 
-    moved = seen - mean
+class _Metric:
+    """Correlation with a message, in the metric of the inverse covariance of a population."""
 
-    def score(own: Tensor) -> Tensor:
-        own = own - mean
-        return _cosine(product(own, moved), product(own, own), product(moved, moved))
+    def __init__(self, population: Tensor | None, seen: Tensor) -> None:
+        others = torch.zeros(1, len(seen)).to(seen) if population is None else population
+        self.mean = others.mean(0)
+        self.apart = others - self.mean
+        gram = self.apart @ self.apart.T
+        ridge = _RIDGE * gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny / _RIDGE)
+        self.inner = torch.linalg.inv(gram + ridge * torch.eye(len(gram)).to(gram))
+        self.moved = seen - self.mean
 
-    return score
+    def __call__(self, own: Tensor) -> Tensor:
+        own = own - self.mean
+        return _cosine(
+            self._of(own, self.moved), self._of(own, own), self._of(self.moved, self.moved)
+        )
+
+    def _of(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return a S^-1 b times the ridge, by Woodbury."""
+        return a @ b - (self.apart @ a) @ self.inner @ (self.apart @ b)
 
 
 def _cosine(product: Tensor, own: Tensor, other: Tensor) -> Tensor:
@@ -195,14 +202,25 @@ def _cosine(product: Tensor, own: Tensor, other: Tensor) -> Tensor:
     return product / (own.clamp(min=tiny).sqrt() * other.clamp(min=tiny).sqrt())
 
 
-def _simulated(method: Method, one: Received, clients: Clients, number: int) -> Tensor:
-    """Return what a client that has these inputs alone changes, as one vector."""
-    calls = Calls(method, seed_of(method), one.server_round)
-    data = clients.data(method.setting, number, one.server_round)
-    if is_dataclass(data) and not isinstance(data, type):  # as the client, whose network it has
-        data = replace(data, **{"id": one.client})
-    payload, _ = calls.train(one.client, data, copied(one.answer), {})
-    return _changes(payload, one)
+def _simulated(
+    method: Method, messages: Sequence[Received], clients: Clients, number: int
+) -> list[Tensor]:
+    """Return what a client that has these inputs alone changes in each message, as vectors.
+
+    It remembers the earlier exchanges of a round, and no earlier round.
+    """
+    found, state, last, exchange = list[Tensor](), {}, None, 0
+    for one in messages:
+        if last != (last := (one.server_round, one.client)):
+            state, exchange = {}, -1
+        exchange += 1
+        data = clients.data(method.setting, number, one.server_round)
+        if is_dataclass(data) and not isinstance(data, type):  # as the client, whose network it has
+            data = replace(data, **{"id": one.client})
+        calls = Calls(method, seed_of(method), one.server_round, exchange)
+        payload, state = calls.train(one.client, data, copied(one.answer), state)
+        found.append(_changes(payload, one))
+    return found
 
 
 def _changes(payload: Any, one: Received) -> Float[Tensor, " numbers"]:
