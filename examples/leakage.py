@@ -154,13 +154,15 @@ def single(name: str, chosen: Tensor) -> Federation:
 
 
 def record(
-    row: str, attack: str, ids: Tensor, scores: Tensor, absent: Tensor, inside: Tensor
+    title: str, attack: str, ids: Tensor, scores: Tensor, absent: Tensor, inside: Tensor
 ) -> dict[str, Any]:
     """Keep the order of scores; members come first."""
     rank = torch.cat([scores, absent]).unique(return_inverse=True)[1]
     known, missed = rank[: len(ids)], rank[len(ids) :][inside]
     count = int(inside.sum())
-    return {"row": row, "attack": attack, "ids": ids.tolist(), "inside": count,
+    won = leakage.measured(scores, inside, absent)
+    return {"partition": attack, "row": title, "auc": won.held_out.auc,
+            "auc_without": won.without.auc, "ids": ids.tolist(), "inside": count,
             "ranks": known.tolist(), "without": missed.tolist()}  # fmt: skip
 
 
@@ -174,7 +176,7 @@ def cell(row: str, guard: str, seed: int) -> Iterator[dict[str, Any]]:
     sides = [run(name, made, guard, part) for part in pool.split(CLIENTS * OWN)]
     inside = torch.arange(len(pool)) < CLIENTS * OWN
 
-    found = partial(record, row)
+    found = partial(record, row if guard == "none" else f"{row}, {guard}")
     # A published model.
     both = [leakage.confidences(model, inputs[pool], labels[pool]) for model, _ in sides]
     yield found("loss", pool, *both, inside)
@@ -235,7 +237,7 @@ def images_of(name: str, kind: str, seed: int, pool: Tensor) -> Sequence[Tensor]
         found.append(leakage.reconstructed(received, simulate, start, **how))
     members, rest = pool[:TRIALS], pool[CLIENTS * OWN :]
     same = [rest[labels[rest] == labels[k]] for k in members]
-    held = torch.stack([each[n % len(each)] for n, each in enumerate(same)])
+    held = torch.stack([next(iter(each.roll(n)), rest[n]) for n, each in enumerate(same)])
     sides = (found, members), (found, held), (found[1:] + found[:1], members)
     scores = [torch.cat([leakage.similarities(image, images[k : k + 1])
               for image, k in zip(*side, strict=True)]) for side in sides]  # fmt: skip
@@ -304,7 +306,9 @@ def audit(seed: int) -> Iterator[dict[str, Any]]:
             pass
         scores = leakage.message_scores(made, log, each)
         bound = leakage.epsilon_bound(scores, inside, delta=DELTA, guesses=CANARIES)
-        yield {"row": "audit", "claimed": claimed, "noise": used, "seed": seed, "bound": bound}
+        title = f"ε = {claimed:g}, noise {used:.2f}"
+        yield {"partition": "audit", "row": title, "claimed": claimed, "noise": used,
+               "bound": bound}  # fmt: skip
 
 
 def auc_of(runs: Sequence[dict[str, Any]], control: str) -> str:
@@ -350,7 +354,7 @@ def write_tables(folder: Path) -> None:
         if row == "audit":
             audits.setdefault((record["claimed"], record["noise"]), []).append(record["bound"])
         else:
-            found.setdefault((row, guard, record["attack"]), []).append(record)
+            found.setdefault((row, guard, record["partition"]), []).append(record)
     places = list(dict.fromkeys(key[:2] for key in found if key[0] != "control"))
     places.append(("control", "none"))
     forms = {"held-out": partial(auc_of, control="held-out"), "tpr": tpr_of,
@@ -392,7 +396,8 @@ def main() -> None:
         for name, job in jobs.items():
             key = f"{name}; {seed}"
             if key not in known:
-                found = [json.dumps({"key": key, **each}) for each in job(seed=seed)]
+                where = {"key": key, "seed": seed, "trial": None}
+                found = [json.dumps(where | each) for each in job(seed=seed)]
                 with args.out.open("a") as file:
                     file.write("\n".join(found) + "\n")
                 print(key, flush=True)
