@@ -12,7 +12,10 @@ from fedprompt.compare.classifier import save
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
 
 NAMES = ["cat", "dog", "owl"]
-KINDS = {"vit": ("digits-S", "vit", "L", 16, "full_tuning"), "clip": ("emoji", "clip", "RGB", 32, "promptfl")}  # fmt: skip
+KINDS = {
+    "vit": ("digits-S", "vit", "L", 16, "full_tuning"),
+    "clip": ("emoji", "clip", "RGB", 32, "promptfl"),
+}
 
 
 def written(folder, seed, mode, size, count=12):

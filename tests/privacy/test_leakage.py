@@ -42,10 +42,10 @@ def test_success_is_that_of_loops_and_scipy(shift, rounded):
 
 
 def test_intervals_contain_one_half_without_a_leak_in_95_of_100_runs():
-    scores = drawn(200, 60)
+    scores = drawn(150, 60)
     found = [leakage.success(each[:40], each[40:]).auc_interval for each in scores]
     share = np.mean([low <= 0.5 <= high for low, high in found])
-    assert 0.92 <= share <= 0.99
+    assert 0.91 <= share <= 0.99
 
 
 def test_both_controls_are_of_the_members():
@@ -105,11 +105,11 @@ def test_randomized_response_exceeds_its_epsilon_at_most_as_often_as_stated():
     epsilon, above = 1.0, 0
     keep = 1 / (1 + math.exp(-epsilon))
     draw = torch.Generator().manual_seed(0)
-    for _ in range(150):
+    for _ in range(100):
         inside, kept = torch.rand(100, generator=draw) < 0.5, torch.rand(100, generator=draw) < keep
         noisy = (inside == kept).double() + 1e-3 * torch.rand(100, generator=draw)
         above += leakage.epsilon_bound(noisy, inside, delta=0.0, guesses=60) > epsilon
-    assert above <= 14
+    assert above <= 10
 
 
 # Messages
@@ -339,6 +339,7 @@ STRANGE = leakage.Received(0, 0, ANSWER, {})
 STEPS = {"steps": ([0, 1.5], [1]), "learning_rate": ([0, -1.0, nan], [1e-3])}
 DRAWN = {"received": SENT, "simulate": lambda images: {"1.bias": images.mean().expand(4)}}
 DRAWN |= {"start": IMAGES[:1], "steps": 1}
+NET = nn.Linear(40, 4).double()
 CODED = fp.rounds.coded(METHOD, fp.codecs.float16())
 KNOWN = {"scores": SCORES, "shadows": torch.zeros(3, 4), "inside": torch.eye(3, 4).bool()}
 KNOWN["inside"][1, 3] = True
@@ -366,7 +367,7 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
         "population": ([(INPUTS[:0], LABELS[:0])], []), **STEPS}),
     (leakage.probed, PROBED, {"client": ([5], []), "candidates": ([None], []),
                               "federation": ([None], []), "server_round": ([-1], [0])}),
-    (leakage.confidences, {"model": nn.Linear(40, 4).double(), "inputs": INPUTS, "labels": LABELS}, {
+    (leakage.confidences, {"model": NET, "inputs": INPUTS, "labels": LABELS}, {
         "model": ([None, nn.Linear(40, 1).double()], []), "inputs": ([[1.0], INPUTS[:0]], []),
         "labels": ([LABELS[:3], LABELS + 1, LABELS.double()], [LABELS.int()]),
         "batch_size": ([0], [1])}),

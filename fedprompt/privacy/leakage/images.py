@@ -168,7 +168,8 @@ def _apart(received: Received, simulated: Mapping[str, Tensor | Weighted]) -> Te
                                      change.square().sum()]))  # fmt: skip
     product, one, other = torch.stack(products).sum(0)
     tiny = torch.finfo(product.dtype).tiny ** 0.5
-    return 1 - product / (one.clamp(min=tiny).sqrt() * other.clamp(min=tiny).sqrt())
+    loss: Tensor = 1 - product / (one.clamp(min=tiny).sqrt() * other.clamp(min=tiny).sqrt())
+    return loss
 
 
 def _variation(images: Tensor) -> Tensor:

@@ -103,10 +103,11 @@ def message_scores(
         {\sqrt{(m_x - \mu)^\top S^{-1} (m_x - \mu)} \sqrt{(M - \mu)^\top S^{-1} (M - \mu)}}
 
     :math:`\mu` and S are the mean and the covariance of simulated messages of the population. To
-    each variance, 1 % of the total variance over the number of images is added. Without a population, :math:`\mu = 0` and S is
-    the identity, so the score is a cosine. Scores of several messages are added. Nothing is assumed
-    about messages, so this works for parameters, prototypes and gradients alike. For one plain
-    gradient step, it is the likelihood ratio of a Gaussian with covariance S.
+    each variance, 1 % of the total variance over the number of images is added. Without a
+    population, :math:`\mu = 0` and S is the identity, so the score is a cosine. Scores of several
+    messages are added. Nothing is assumed about messages, so this works for parameters, prototypes
+    and gradients alike. For one plain gradient step, it is the likelihood ratio of a Gaussian with
+    covariance S.
 
     Args:
         method: Method as the server simulates it: without codecs, and without privacy noise.
@@ -194,7 +195,8 @@ class _Metric:
 
     def _of(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a S^-1 b times the ridge, by Woodbury."""
-        return a @ b - (self.apart @ a) @ self.inner @ (self.apart @ b)
+        product: Tensor = a @ b - (self.apart @ a) @ self.inner @ (self.apart @ b)
+        return product
 
 
 def _cosine(product: Tensor, own: Tensor, other: Tensor) -> Tensor:
@@ -209,7 +211,7 @@ def _simulated(
 
     It remembers the earlier exchanges of a round, and no earlier round.
     """
-    found, state, last, exchange = list[Tensor](), {}, None, 0
+    found, state, last, exchange = list[Tensor](), dict[str, Any](), None, 0
     for one in messages:
         if last != (last := (one.server_round, one.client)):
             state, exchange = {}, -1

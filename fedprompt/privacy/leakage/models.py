@@ -61,7 +61,7 @@ def confidences(
     try:
         model.eval()
         with kept_streams():
-            for part in inputs.split(batch_size):
+            for part in torch.split(inputs, batch_size):
                 found.append(model(part.to(device)).double().cpu())
     finally:
         for module, training in modes.items():
