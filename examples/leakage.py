@@ -172,43 +172,41 @@ def cell(row: str, guard: str, seed: int) -> Iterator[dict[str, Any]]:
     _, inputs, labels = data(name)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     pool, others = order[: 2 * CLIENTS * OWN], order[-POPULATION:]
-    made = method(name, kind, guard, seed)
-    sides = [run(name, made, guard, part) for part in pool.split(CLIENTS * OWN)]
-    inside = torch.arange(len(pool)) < CLIENTS * OWN
-
-    found = partial(record, row if guard == "none" else f"{row}, {guard}")
-    # A published model.
+    halves, title = pool.split(CLIENTS * OWN), row if guard == "none" else f"{row}, {guard}"
+    made, plain = (method(name, kind, each, seed) for each in (guard, "none"))
+    sides = [run(name, made, guard, half) for half in halves]
     both = [leakage.confidences(model, inputs[pool], labels[pool]) for model, _ in sides]
-    yield found("loss", pool, *both, inside)
-    if guard == "none":
-        draws = torch.rand(SHADOWS // 2, len(pool), generator=torch.Generator().manual_seed(seed))
-        halves = draws.argsort(1).argsort(1) < len(pool) // 2
-        halves = torch.cat([halves, ~halves])  # each image is in half of the shadow models
-        shadows = [run(name, made, guard, pool[half])[0] for half in halves]
-        scores = torch.stack([leakage.confidences(each, inputs[pool], labels[pool])
-                              for each in shadows])  # fmt: skip
-        ratios = [leakage.likelihood_ratios(each, scores, halves) for each in both]
-        yield found("lira", pool, *ratios, inside)
-    # Messages of client 0.
-    few = torch.cat([part[: 2 * FEW] for part in pool.split(CLIENTS * OWN)])
-    inside = torch.arange(len(few)) < len(few) // 2
-    plain = method(name, kind, "none", seed)
-    score = partial(leakage.message_scores, plain, candidates=single(name, few))
-    yield found("curious", few, *(score(log, population=single(name, others)) for _, log in sides),
-                inside)  # fmt: skip
-    if guard == "none":
-        few = torch.cat([part[:FEW] for part in pool.split(CLIENTS * OWN)])
-        inside = torch.arange(len(few)) < FEW
-        answer = plain.server.answer(0, plain.server.state)
-        how = {"population": (inputs[others[:32]], labels[others[:32]]), "steps": 8}
-        scores = []
-        for part in pool.split(CLIENTS * OWN):
-            own = Federation(inputs, labels, {0: part[:OWN]})
-            got = leakage.probed(made, answer, own, 0, single(name, few), **how)
-            scores.append(leakage.message_scores(plain, got, single(name, few)))
-        yield found("active", few, *scores, inside)
-    if guard == "none":
-        yield found("image", *images_of(name, kind, seed, pool))
+    inside = torch.arange(len(pool)) < CLIENTS * OWN
+    yield record(title, "loss", pool, *both, inside)
+    few = torch.cat([half[: 2 * FEW] for half in halves])
+    how = {"candidates": single(name, few), "population": single(name, others)}
+    scores = [leakage.message_scores(plain, log, **how) for _, log in sides]
+    yield record(title, "curious", few, *scores, torch.arange(len(few)) < 2 * FEW)
+    if guard != "none":
+        return
+    yield record(title, "lira", pool, *calibrated(name, made, seed, pool, both), inside)
+    few = torch.cat([half[:FEW] for half in halves])
+    answer, scores = made.server.answer(0, made.server.state), []
+    known = inputs[others], labels[others]
+    for half in halves:
+        own = Federation(inputs, labels, {0: half[:OWN]})
+        got = leakage.probed(made, answer, own, 0, single(name, few), population=known, steps=8)
+        scores.append(leakage.message_scores(made, got, single(name, few)))
+    yield record(title, "active", few, *scores, torch.arange(len(few)) < FEW)
+    yield record(title, "image", *images_of(name, kind, seed, pool))
+
+
+def calibrated(
+    name: str, made: fp.Method, seed: int, pool: Tensor, both: Sequence[Tensor]
+) -> list[Tensor]:
+    """Calibrate confidences by shadow models; each image is in half of them."""
+    _, inputs, labels = data(name)
+    draws = torch.rand(SHADOWS // 2, len(pool), generator=torch.Generator().manual_seed(seed))
+    inside = draws.argsort(1).argsort(1) < len(pool) // 2
+    inside = torch.cat([inside, ~inside])
+    models = [run(name, made, "none", pool[half])[0] for half in inside]
+    scores = [leakage.confidences(model, inputs[pool], labels[pool]) for model in models]
+    return [leakage.likelihood_ratios(each, torch.stack(scores), inside) for each in both]
 
 
 def images_of(name: str, kind: str, seed: int, pool: Tensor) -> Sequence[Tensor]:

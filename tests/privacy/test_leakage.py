@@ -120,7 +120,7 @@ def linear(inputs, labels, shards, *, rate=0.5, rounds=1, noise=0.0, **changes):
     given = {"num_classes": 4, "rounds": rounds, "steps": 1, "batch_size": 100, "seed": 3}
     setting = Setting(**given | {"make_optimizer": torch.optim.SGD} | changes)
     model = nn.Linear(inputs.flatten(1).shape[1], 4).to(inputs.dtype)
-    net = nn.Sequential(nn.Flatten(), model)
+    net = nn.Sequential(nn.Flatten(), model).to(setting.device)
     method = averaged(net, fedavg_client(net, rate))._replace(setting=setting)
     return method, Federation(inputs, labels, shards)
 
@@ -232,6 +232,33 @@ def test_an_active_server_finds_a_member_of_a_client_with_many_images():
 
     assert loss(crafted, slice(3, 4)) > loss(answer, slice(3, 4)) + 1
     assert loss(crafted, slice(40, 80)) < loss(answer, slice(40, 80))
+
+
+def all_attacks(device):
+    """Return what the attacks on messages find on a device."""
+    torch.manual_seed(0)
+    method, federation = linear(INPUTS, LABELS, {0: torch.arange(4)}, device=device)
+    answer, candidates = method.server.answer(0, method.server.state), single(2, 30)
+    received = leakage.probed(
+        method, answer, federation, 0, candidates, population=(INPUTS[40:], LABELS[40:]), steps=3
+    )
+    data = federation.data(method.setting, 0, 0)
+    payload, _ = method.client(data, {n: each.clone() for n, each in answer.items()}, {})
+    sent = leakage.Received(0, 0, answer, payload)
+    found = leakage.message_scores(method, [sent], candidates, population=single(*range(40, 50)))
+    simulate = leakage.descent(method, sent, data, LABELS[:1])
+    start = torch.full((1, 1, 5, 8), 0.5, dtype=float64).to(device)
+    image = leakage.reconstructed(sent, simulate, start, steps=3)
+    scores = leakage.message_scores(method, received, candidates)
+    return [scores, found, leakage.similarities(image, INPUTS.reshape(80, 1, 5, 8))]
+
+
+def test_attacks_on_messages_are_the_same_on_another_device():
+    expected = all_attacks("cpu")
+    with other_device():
+        found = all_attacks("meta")
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # Models

@@ -150,8 +150,8 @@ class MemorizingClassifier(nn.Module):
 
     It is the positive control of an attack on models. If the attack does not find the members of
     this model, its result for another one shows nothing. Each training image has the logit 10 for
-    its class, which falls with the distance of an input (kernel regression, whose kernel has half
-    of its height at the median distance to the nearest training image).
+    its class, which falls fast with the distance of an input (kernel regression, whose kernel has
+    half of its height at half of the median distance to the nearest training image).
 
     Args:
         inputs: Training inputs, two or more.
@@ -180,7 +180,7 @@ class MemorizingClassifier(nn.Module):
         check.labels("labels", labels, num_classes, size=len(inputs), of="inputs")
         known = inputs.detach().flatten(1).double()
         apart = torch.cdist(known, known).fill_diagonal_(torch.inf)
-        width = apart.amin(1).median().clamp(min=1e-6)
+        width = (apart.amin(1).median() / 2).clamp(min=1e-6)
         gram = torch.exp2(-((torch.cdist(known, known) / width) ** 2))
         gram = gram + 1e-6 * torch.eye(len(gram)).to(gram)
         wanted = 10 * F.one_hot(labels.long(), num_classes).to(gram)
