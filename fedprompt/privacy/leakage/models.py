@@ -49,7 +49,10 @@ def confidences(
 
     References:
         Yeom et al., "Privacy Risk in Machine Learning", CSF 2018; the scaled confidence is that of
-        Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022.
+        Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022. Bian et al.,
+        "Your Prompts Are Not Safe" (PIPRA), AAAI 2026, of which the abstract was read, attack a
+        prompt without outputs: they train a discriminator on features of prompts and images. This
+        is not done here, so a prompt may show more.
     """
     check.module("model", model)
     check.number_tensor("inputs", inputs)
