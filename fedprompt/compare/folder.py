@@ -117,7 +117,7 @@ class Store:
                 model.to("cpu")
                 return found
 
-        made = stamps.digest(self.known, self.network.fingerprint, device)
+        made = stamps.digest(stamps.of_preparing(), self.known, self.network.fingerprint, device)
         return Tokens(self.cache / f"tokens-{made}", len(self.folder), encode)
 
     @property

@@ -61,7 +61,7 @@ def decoded(
     Raises:
         CompareError: If an image cannot be read.
     """
-    made = stamps.digest("images", content, asdict(preparation), len(folder))
+    made = stamps.digest(stamps.of_preparing(), content, asdict(preparation), len(folder))
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / made):
         found = _whole(cache, made)

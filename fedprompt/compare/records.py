@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ KINDS: dict[str, Any] = {
 }
 """Types of the fields that tables and keys are made from."""
 ROOT = Path(__file__).parents[2]
-LINES, RUN = "records.jsonl", "run.json"
+LINES, RUN = "records.jsonl", stamps.RUN
 DIVIDED = "division"
 """Part of a run's stamp that has another value for each seed."""
 
@@ -231,17 +230,6 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         part.unlink(missing_ok=True)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide figures."""
-    found = {}
-    for name in ("fedprompt", "torch", "timm"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = ""
-    return found | {"torch": str(torch.__version__)}
-
-
 @cache
 def origin() -> Record:
     """Return the commit, the versions of the library and of torch, the processor and the date.
@@ -256,7 +244,7 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    named |= {"version": versions()["fedprompt"], "torch": versions()["torch"]}
+    named |= {"version": stamps.versions()["fedprompt"], "torch": stamps.versions()["torch"]}
     text = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     model = re.findall(r"(?:vendor_id|family|model)\s*: (.*)", text)[:3]
     processor = " ".join([torch.backends.cpu.get_cpu_capability(), *model])

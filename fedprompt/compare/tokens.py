@@ -80,7 +80,9 @@ class Tokens:
             shapes = {paths[0]: (self.count, *one.shape[1:]), paths[1]: (self.count,)}
             for path, shape in shapes.items():
                 kind = one.dtype if path == paths[0] else np.dtype("S16")
-                np.lib.format.open_memmap(path, "w+", kind, shape).flush()
+                part = path.with_suffix(".part")
+                np.lib.format.open_memmap(part, "w+", kind, shape).flush()
+                part.replace(path)  # a process that is killed leaves no file of another length
         return tuple(np.load(path, mmap_mode=mode) for path in paths)
 
 

@@ -13,32 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from comparisons import digits, folder, tiny_vit
+import comparisons
+from comparisons import Lazy, digits, dimmed, folder, tiny_vit
 from fedprompt import compare, samples, vit_trunk
-from fedprompt.compare import problems, records, report, rows, stamps
+from fedprompt.compare import problems, records, rows, runs, stamps
 from fedprompt.compare.problems import Budget, Protocol
 from fedprompt.compare.stamps import UntoldError
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import HeldOut, fedprox
-
-AMOUNT = 1.0
-
-
-def dimmed(images, generator=None):
-    return images * AMOUNT
-
-
-class Lazy:
-    """Inputs that are read when they are needed."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __len__(self):
-        return len(self.values)
-
-    def __getitem__(self, positions):
-        return self.values[positions]
 
 
 def brighter(values, place=-1):
@@ -61,7 +43,7 @@ ONE += [{"trunks": [vit_trunk(samples.vit("B"))]}, {"num_classes": 11}]
 
 
 def stamp(problem, machine=None, seeds=2):
-    made, secret = report.stamp_of(problem, machine or Machine(), range(seeds))
+    made, secret = runs.stamp_of(problem, machine or Machine(), range(seeds))
     return secret or json.dumps(made, sort_keys=True, default=str)
 
 
@@ -77,9 +59,9 @@ def test_each_changed_input_of_a_problem_has_another_stamp():
 
 def test_a_division_that_differs_in_one_seed_is_refused_by_its_name(tmp_path):
     once = digits()
-    records.enter(tmp_path / "a", report.stamp_of(once, Machine(), range(1))[0])
+    records.enter(tmp_path / "a", runs.stamp_of(once, Machine(), range(1))[0])
 
-    made, _ = report.stamp_of(once, Machine(), range(2))
+    made, _ = runs.stamp_of(once, Machine(), range(2))
     records.enter(tmp_path / "a", made)  # further seeds continue
     (tmp_path / "a" / records.LINES).touch()
     other = {**made, records.DIVIDED: {"": made[records.DIVIDED][""] | {"1": "other"}}}
@@ -94,7 +76,7 @@ def test_a_setting_that_cannot_be_told_has_another_stamp_in_each_run():
 
 def test_an_augmentation_with_a_global_number_is_told_by_the_number(monkeypatch):
     before = stamp(digits(augment=dimmed))
-    monkeypatch.setattr(sys.modules[__name__], "AMOUNT", 2.0)
+    monkeypatch.setattr(comparisons, "AMOUNT", 2.0)
     assert stamp(digits(augment=dimmed)) != before
 
 

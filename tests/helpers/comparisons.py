@@ -11,6 +11,25 @@ from fedprompt import compare, samples, vit_trunk
 from fedprompt.methods import HeldOut, VitSetting
 
 CLASSES = ("cat", "dog", "fox", "owl")
+AMOUNT = 1.0
+
+
+def dimmed(images, generator=None):
+    """Make images darker by a global number."""
+    return images * AMOUNT
+
+
+class Lazy:
+    """Inputs that are read when they are needed."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, positions):
+        return self.values[positions]
 
 
 def digits(seeds_differ=False, figures=None, **changes):
