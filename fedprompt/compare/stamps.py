@@ -387,11 +387,6 @@ def _is_own(name: str) -> bool:
         return False
 
 
-def of_file(file: Any) -> str:
-    """Return a digest of the rest of a file."""
-    return hashlib.file_digest(file, "sha256").hexdigest()[:LENGTH]
-
-
 def of_inputs(inputs: Any) -> str:
     """Return a digest of all inputs, which are read once, in parts."""
     total = hashlib.sha256()
