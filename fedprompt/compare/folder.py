@@ -312,7 +312,7 @@ def read(
         "bar": shown("Reading", hidden=_is_hidden()),
     }
     reading = data.examine(found[0], **how, **more)
-    for note in reading.notes:
+    for note in reading.notes[len(found[0].notes) :]:  # the first ones are known
         say(f"  {note}")
     reading.check(allow)
     return reading.digest

@@ -98,10 +98,20 @@ def decoded(
         lost = folder.at(np.setdiff1d(np.arange(len(folder)), places)).paths
         if not skip:
             few = f"{len(lost)} of {len(folder)} images"
-            raise CompareError(f"{few} {UNREADABLE}, such as {named(lost[0])}. {REMEDY}")
+            why = _fault(lost[0], preparation, max_pixels)
+            raise CompareError(f"{few} {UNREADABLE}, such as {named(lost[0])}{why}. {REMEDY}")
         skipped = {**folder.skipped, UNREADABLE: tuple(lost)}
         folder = replace(folder.at(places), skipped=skipped)
     return torch.from_numpy(levels), folder
+
+
+def _fault(path: Path, preparation: Preparation, max_pixels: int) -> str:
+    """Return why an image cannot be read, in parentheses."""
+    try:
+        opened(path, bits=preparation.bits, max_pixels=max_pixels, then=preparation.levels)
+    except OSError as error:
+        return f" ({str(error).partition(': ')[2].rstrip('.')})"
+    return ""
 
 
 def _mapped(path: Path) -> tuple[np.ndarray, np.ndarray]:

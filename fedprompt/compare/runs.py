@@ -416,7 +416,7 @@ def check_sent(problem: Problem, listed: Sequence[Row]) -> None:
         with _pool(1) as pool:  # which starts a process when something is submitted
             for row in imported:
                 pool.submit(_received, pickle.dumps(row)).result()
-    except Exception as error:
+    except Exception as error:  # of any value that is sent, and of the import of its module
         rule = "be 1 for functions that another process cannot import"
         remedy = f"Write them to a module or a file. A script needs {GUARD}"
         raise CompareError(f"`workers` must {rule}: {line_of(error)}. {remedy}.") from error

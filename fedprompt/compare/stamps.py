@@ -43,8 +43,10 @@ TEXTS: dict[str, tuple[Path, bytes]] = {}
 """Path and text of each file of methods that was imported, by the name of its module."""
 CHUNK = 64
 """Number of inputs that are read at a time."""
-LIBRARIES = ("fedprompt", "torch", "timm", "torchvision", "open_clip_torch", "transformers")
-LIBRARIES += ("peft", "pillow")
+LIBRARIES = (
+    *("fedprompt", "torch", "timm", "torchvision"),
+    *("open_clip_torch", "transformers", "peft", "pillow"),
+)
 """Libraries that decide figures. Another version is another run."""
 
 
@@ -400,7 +402,7 @@ def of_setting(setting: Any) -> dict[str, Any]:
 
     A field that cannot be told is an :class:`UntoldError` among the values.
     """
-    found: dict[str, Any] = {"kind": source(type(setting))[:2]}
+    found: dict[str, Any] = {"kind": named(type(setting))}
     for field in fields(setting):
         if not field.init:
             continue

@@ -208,13 +208,17 @@ def read_folder(
     names = [f"layout={kind!r} ({named(file.name)})" for kind, file in lists]
     if decided and not any(_faults(_rows(decided, found)[0])):
         names.append(_told(decided, found))
-    _require(not lists or len(names) == 1, "be read in one way", " and ".join(names), path)
+    rule = "be read in one way; choose it by `layout`"
+    _require(not lists or len(names) == 1, rule, " and ".join(names), path)
     if lists:
         return _from_list(*lists[0], skip)
     left = {"outside of folders": [file for names, file in found if not names], **skipped}
     got = "".join(f", {len(paths)} ({reason})" for reason, paths in left.items() if paths)
     _require(
-        any(names for names, _ in found), "have images in folders of classes", f"none{got}", path
+        any(names for names, _ in found),
+        f"have images ({', '.join(sorted(IMAGES))}) in folders of classes, or a list of them",
+        f"none{got}",
+        path,
     )
     layout = wanted or decided
     if layout is None:

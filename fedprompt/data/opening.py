@@ -105,7 +105,7 @@ def _image(file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
             image = make(file, file.name)
             pixels = image.width * image.height
             if pixels > max_pixels:
-                got = f"{image.width} x {image.height}"
+                got = f"{image.width} x {image.height} (`max_pixels` allows more)"
                 raise ValueError(f"it must have at most {max_pixels:,} pixels; got {got}")
             return image
     raise ValueError(f"its content must be {', '.join(map(str.upper, PLUGINS))}; got another one")

@@ -22,8 +22,8 @@ USUAL = {
 }
 FLAGS = """--clip net=file --clients iid:4 --layout class --size 48 --shots 5 --base-to-new
 --leave-one-out --test far --newcomers 2 --rounds 3 --steps 4 --batch-size 6 --cohort-size 7
---autocast bfloat16 --skip-damaged --max-pixels 9000 --allow a,b --seeds 5 --tune 8 --workers 9 --shrink 0.5 --out o
---again"""
+--autocast bfloat16 --skip-damaged --max-pixels 9000 --allow a,b --seeds 5 --tune 8 --workers 9
+--shrink 0.5 --out o --again"""
 GIVEN = {
     **{"clip": "net=file", "clients": "iid:4", "layout": "class", "size": 48, "shots": 5},
     **{"base_to_new": True, "leave_one_out": True, "test": Path("far"), "newcomers": 2},

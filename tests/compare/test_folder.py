@@ -11,6 +11,7 @@ from fedprompt import TextTower, compare, samples
 from fedprompt.compare import images, rows, tokens
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.data import divisions, read_folder
+from fedprompt.methods import METHODS
 from refusals import refused
 
 LAYOUT = {"layout": "domain/class", "rounds": 1, "steps": 1}
@@ -206,32 +207,35 @@ digits(cohort_size=4) -> ValueError: `cohort_size` must be at most 3, the client
 """)
 
 
-@pytest.mark.parametrize(
-    ("kind", "methods"),
-    [
-        ("vit", ["fedproto", "fedvpt", "perfedavg", "fedbabu"]),
-        ("clip", ["pfedmoap", "promptfl", "head_tuning"]),
-    ],
-)
-def test_accuracies_of_loaded_classifiers_are_those_of_the_records(kind, methods, tmp_path):
+FEW = {"one model": "fedproto fedvpt perfedavg fedbabu", "CLIP": "pfedmoap promptfl head_tuning"}
+FITTING = {
+    family: " ".join(name for name, entry in METHODS.items() if rows.fits(entry, family))
+    for family in FEW
+}
+LOADED = [(*each, 1) for each in FEW.items()]
+LOADED += [pytest.param(*each, 2, marks=pytest.mark.slow) for each in FITTING.items()]
+
+
+@pytest.mark.parametrize(("family", "methods", "seeds"), LOADED)
+def test_accuracies_of_loaded_classifiers_are_those_of_the_records(
+    family, methods, seeds, tmp_path
+):
     root = folder(tmp_path / "images", "{split}/{domain}/{name}", count=9)
-    network = {"vit": "digits-B"} if kind == "vit" else {"clip": "emoji"}
+    network = {"clip": "emoji"} if family == "CLIP" else {"vit": "digits-B"}
     given = {**network, "layout": "split/domain/class", "rounds": 2, "steps": 2}
-    results = compare.run(compare.folder(root, **given), methods, seeds=1, out=tmp_path / "out")
+    problem = compare.folder(root, **given)
+    chosen = [name for name in methods.split() if name != rows.usual(family)]
+    results = compare.run(problem, chosen, seeds=seeds, out=tmp_path / "out")
     found = read_folder(root, layout="split/domain/class")
     tested = np.flatnonzero(found.split == "test")
     assert not results.failures()
+    assert len(rows_of(results)) >= len(chosen) + 2
     for record in results.found:
-        if record["row"] == rows.CONSTANT:
-            continue
-        for client in ("art", "photo"):
-            model = results.classifier(record["row"], client=client)
+        for client in ("art", "photo") if record["row"] != rows.CONSTANT else ():
+            model = results.classifier(record["row"], client=client, seed=record["seed"])
             own = tested[found.domains[tested] == found.domain_names.index(client)]
             names, _ = model.predict([found.paths[place] for place in own])
-            right = [
-                name == found.class_names[k]
-                for name, k in zip(names, found.labels[own], strict=True)
-            ]
+            right = np.array(found.class_names)[found.labels[own]] == names
             expected = record["clients"][client]["own"]
             assert np.mean(right) == pytest.approx(expected, abs=1e-6), record["row"]
             assert model.class_names == list(found.class_names)

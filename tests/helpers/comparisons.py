@@ -55,6 +55,14 @@ def digits(seeds_differ=False, figures=None, **changes):
     return compare.problem(*where, figures=figures, **given)
 
 
+def run_of(root, out):
+    """Run two methods, of a folder of images or of digits."""
+    given = {"vit": "digits-B", "layout": "domain/class", "rounds": 3, "steps": 1}
+    cache = None if out is None else f"{out}/cache"
+    problem = compare.folder(root, cache=cache, **given) if root else digits(rounds=4)
+    return compare.run(problem, ["head_tuning", "fedproto"], seeds=1 if root else 2, out=out)
+
+
 def folder(root, layout="{name}", count=6, domains=("art", "photo"), size=32):
     """Write images whose color says the class, and whose brightness the domain."""
     draw = np.random.default_rng(0)
