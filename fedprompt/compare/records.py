@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,9 @@ NAMED = ("partition", "row", "seed", "trial", "values")
 NUMBERS = {"own", "full", "worst", "received", "after", "new", "h", "trained", "backward"}
 NUMBERS |= {"bytes_up", "bytes_down", "shrink"}
 KINDS: dict[str, Any] = {
-    **dict.fromkeys(NUMBERS, int | float),
+    **dict.fromkeys(NUMBERS, (int, float)),
     **dict.fromkeys(("task", "partition", "row", "code", "device", "stamp"), str),
-    **{"seed": int, "trial": int | None, "values": dict, "clients": dict},
+    **{"seed": int, "trial": (int, NoneType), "values": dict, "clients": dict},
 }
 """Types of the fields that tables and keys are made from."""
 ROOT = Path(__file__).parents[2]
@@ -158,11 +159,11 @@ def read(path: Path) -> list[Record]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
         record = _parsed(line)
         if _is_record(record):
             found.append(record)
-        elif line and not (record is None and line.startswith(b"{")):  # a line that was cut
+        elif line and not (record is None and line.startswith("{")):  # a line that was cut
             rule = f"be a record with {', '.join(NAMED)} and own, each of its type"
             raise CompareError(f"Line {number} of {path} must {rule}. Repair or delete it.")
     return found
@@ -180,7 +181,7 @@ def newest(found: Sequence[Record]) -> list[Record]:
     return list(last.values())
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: str) -> Any:
     """Read a line, or return None if it is not JSON."""
     try:
         return json.loads(line)
@@ -195,10 +196,9 @@ def _is_record(found: Any) -> bool:
     if not all(isinstance(found[name], KINDS[name]) for name in KINDS.keys() & found):
         return False
     clients = found.get("clients", {}).values()
-    return all(
-        isinstance(each, dict) and all(isinstance(value, int | float) for value in each.values())
-        for each in clients
-    )
+    if any(type(each) is not dict for each in clients):
+        return False
+    return {type(value) for each in clients for value in each.values()} <= {int, float}
 
 
 def append(path: Path, record: Record) -> None:

@@ -114,7 +114,7 @@ def _csv(file: Path, *, head: bool = False) -> tuple[list[str], list[dict[str, s
     except (UnicodeDecodeError, csv.Error) as error:
         if head:
             return [], []
-        raise ValueError(f"{named(file)} must be one table in UTF-8; {error}.") from error
+        raise ValueError(f"{named(file)} must be a table in UTF-8; {error}.") from error
 
 
 def listed(kind: str, file: Path) -> Listed:
