@@ -64,18 +64,21 @@ def hashed(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:LENGTH]
 
 
-def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
+def told(
+    value: Any, of: Callable[[Any], Any] | None = None, other: Callable[[Any], Any] | None = None
+) -> Any:
     """Describe a value by lists of plain values, so that no other value is described alike.
 
     Args:
         value: Value.
         of: Function that describes functions and classes. If None, :func:`source`.
+        other: Function that describes other objects. If None, they cannot be told.
 
     Raises:
         UntoldError: If the value, or a part of it, cannot be told from others.
     """
     kind, of = type(value), of or source
-    inner, name = partial(told, of=of), type(value).__name__
+    inner, name = partial(told, of=of, other=other), kind.__name__
     if kind in PLAIN or isinstance(value, Path | torch.device):
         return [name, repr(value)]
     if isinstance(value, float):
@@ -84,11 +87,11 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
         made = np.asarray(value) if isinstance(value, np.generic) else value
         return [name, str(made.dtype), *made.shape, hashed(_bytes(made))]
     if isinstance(value, list | tuple | set | frozenset | dict):
-        made_of = name if kind.__module__ == "builtins" else of(kind)
-        if isinstance(value, dict):
-            return [made_of, *([inner(key), inner(each)] for key, each in value.items())]
-        listed = [inner(each) for each in value]  # each process has its own order of a set
-        return [made_of, *(listed if isinstance(value, list | tuple) else sorted(listed, key=repr))]
+        parts = value.items() if isinstance(value, dict) else value
+        listed = [inner(part) for part in parts]
+        if isinstance(value, set | frozenset):  # each process has its own order
+            listed.sort(key=repr)
+        return [name if kind.__module__ == "builtins" else of(kind), *listed]
     if isinstance(value, partial):
         return ["partial", *map(inner, (value.func, value.args, value.keywords))]
     if inspect.isroutine(value) or isinstance(value, type):
@@ -96,7 +99,9 @@ def told(value: Any, of: Callable[[Any], Any] | None = None) -> Any:
     if is_dataclass(value):
         named = [field.name for field in fields(value) if hasattr(value, field.name)]
         return [of(kind), *([name, inner(getattr(value, name))] for name in named)]
-    raise UntoldError(f"a value of type {kind.__name__}")
+    if other is None:
+        raise UntoldError(f"a value of type {name}")
+    return other(value)
 
 
 def _bytes(values: Tensor | np.ndarray) -> Any:
@@ -309,47 +314,40 @@ def _is_input(file: Path) -> bool:
 
 def _globals(values: Mapping[str, Any]) -> list[Any]:
     """Describe the values at the top of a module, as far as they can be told."""
-    seen = dict[int, Any]()
-    return [
-        [name, _state(value, seen)]
-        for name, value in sorted(values.items())
-        if not name.startswith("__") and not inspect.ismodule(value)
-    ]
+    of, found = partial(_state, seen={}), list[Any]()
+    for name, value in sorted(values.items()):
+        if not name.startswith("__") and not inspect.ismodule(value):
+            with suppress(UntoldError, RecursionError):  # made by the text, or by another module
+                found.append([name, told(value, of=of, other=of)])
+    return found
 
 
-def _state(value: Any, seen: dict[int, Any]) -> Any:
-    """Describe a value, or its parts; a part that cannot be told is made by a text, or imported."""
-    function = inspect.isfunction(value)
-    with suppress(UntoldError, RecursionError):
-        if not (function or isinstance(value, type)):
-            return told(value, of=named)
+def _state(value: Any, seen: dict[int, Any]) -> list[Any]:
+    """Describe a function, a class or an object by its name, and by what a program can change."""
+    kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
+    module = str(getattr(kind, "__module__", None))
+    where: list[Any] = [_plain_name(module), kind.__qualname__]
+    parts: Any = None
     if id(value) in seen:
-        return None
+        return where
     seen[id(value)] = value  # which keeps its id
-    inner, kind = partial(_state, seen=seen), type(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [kind.__name__, *map(inner, value if not isinstance(value, set) else ())]
-    if isinstance(value, Mapping):
-        return [kind.__name__, *([inner(key), inner(each)] for key, each in value.items())]
     if isinstance(value, nn.Module):
         plain = {name: each for name, each in vars(value).items() if not name.startswith("_")}
-        return [kind.__qualname__, inner(value.state_dict()), inner(plain)]
-    if isinstance(value, partial):
-        return ["partial", *map(inner, (value.func, value.args, value.keywords))]
-    if inspect.ismethod(value):
-        return ["method", inner(value.__func__), inner(value.__self__)]
-    owner = value if function or isinstance(value, type) else kind
-    where = [_plain_name(str(owner.__module__)), owner.__qualname__]
-    if owner.__module__ in ("types", "argparse"):  # SimpleNamespace, Namespace
-        return [*where, inner(vars(value))]
-    if installed(str(owner.__module__)) is not None or not hasattr(value, "__dict__"):
+        parts = [dict(value.state_dict()), plain]
+    elif inspect.ismethod(value):
+        parts = [value.__func__, value.__self__]
+    elif module in ("types", "argparse") and not isinstance(value, type):  # of plain values
+        parts = dict(getattr(value, "__dict__", {}))
+    elif installed(module) is not None or not hasattr(value, "__dict__"):
         return where
-    if function:
+    elif inspect.isfunction(value):
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
-        where.append(value.__code__.co_firstlineno)
-        return [*where, *map(inner, (value.__defaults__, value.__kwdefaults__, cells, vars(value)))]
-    parts = {name: each for name, each in vars(value).items() if not name.startswith("__")}
-    return [*where, inner(parts)]
+        line = value.__code__.co_firstlineno
+        parts = [line, value.__defaults__, value.__kwdefaults__, cells, dict(vars(value))]
+    else:
+        parts = {name: each for name, each in vars(value).items() if not name.startswith("__")}
+    of = partial(_state, seen=seen)
+    return [*where, told(parts, of=of, other=of)]
 
 
 def _imported(name: str, values: Mapping[str, Any], tree: ast.AST) -> list[str]:
