@@ -3,10 +3,10 @@
 Several programs may write to one folder. Each reads it once, when it starts, and appends.
 """
 
+import io
 import json
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedprompt._files import locked, replace_files
+from fedprompt._files import locked, remove_parts, replace_files
 from fedprompt.compare import stamps
 from fedprompt.compare.trials import CompareError
 
@@ -67,6 +67,7 @@ def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
         known = _check_same(place, stamp)
         divided = {p: known[DIVIDED].get(p, {}) | each for p, each in stamp[DIVIDED].items()}
         content = json.dumps({**known, DIVIDED: divided}, indent=1, default=str)
+        remove_parts(place, re.escape(RUN))
         replace_files({place / RUN: content.encode()})
     return place
 
@@ -219,15 +220,10 @@ def append(path: Path, record: Record) -> None:
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays to a file, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    remove_parts(path.parent, re.escape(path.name))
+    replace_files({path: file.getvalue()})
 
 
 @cache
