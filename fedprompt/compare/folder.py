@@ -22,7 +22,7 @@ from fedprompt import data
 from fedprompt._files import path_of
 from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import problems, stamps
-from fedprompt.compare.images import UNREADABLE, Bar, decoded, prepared_trunk, shown
+from fedprompt.compare.images import UNREADABLE, Bar, Mapped, decoded, prepared_trunk, shown
 from fedprompt.compare.problems import Budget, Data, Problem, Protocol
 from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
@@ -83,12 +83,12 @@ class Store:
     bar: Bar
 
     @cached_property
-    def levels(self) -> Tensor:
+    def levels(self) -> Mapped:
         """Images, resized and cropped for the network, which are decoded once."""
         return self.decoded()[0]
 
-    def decoded(self, **skip: bool) -> tuple[Tensor, data.Folder]:
-        """Decode the images, or map the file that has them."""
+    def decoded(self, **skip: bool) -> tuple[Mapped, data.Folder]:
+        """Decode the images, or find the file that has them."""
         how: dict[str, Any] = {"content": self.content, "preparation": self.network.preparation}
         how |= {"max_pixels": self.max_pixels, "bar": self.bar, **skip}
         return decoded(self.folder, self.cache, **how)

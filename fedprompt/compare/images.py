@@ -8,13 +8,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -53,6 +53,24 @@ def shown(title: str, *, hidden: bool = False) -> Bar:
     return bar
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """Levels in a file, which is mapped anew for each batch.
+
+    So the pages of earlier batches do not count as memory of the process.
+    """
+
+    path: Path
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, positions: Int[Tensor, "chosen"]) -> Levels:
+        """Return a batch."""
+        return torch.from_numpy(np.load(self.path, mmap_mode="r")[positions.cpu().numpy()])
+
+
 def decoded(
     folder: Folder,
     cache: Path,
@@ -62,8 +80,8 @@ def decoded(
     max_pixels: int = MAX_PIXELS,
     skip: bool = False,
     bar: Bar = iter,
-) -> tuple[Levels, Folder]:
-    """Decode the images of a folder once, and map the resulting file in every later call.
+) -> tuple[Mapped, Folder]:
+    """Decode the images of a folder once, and find the resulting file in every later call.
 
     The file is named by the stamp of the images and of the preparation, with the digest of what it
     contains: the levels of the images that can be read, and their positions. A process that is
@@ -93,7 +111,7 @@ def decoded(
             for part in cache.glob(f"{made}.*.part"):
                 part.unlink()  # of a process that was killed
             path = _write(folder.paths, preparation, max_pixels, cache / made, bar)
-    levels, places = _mapped(path)
+    places = _places(path)
     if len(places) < len(folder):
         lost = folder.at(np.setdiff1d(np.arange(len(folder)), places)).paths
         if not skip:
@@ -102,7 +120,7 @@ def decoded(
             raise CompareError(f"{few} {UNREADABLE}, such as {named(lost[0])}{why}. {REMEDY}")
         skipped = {**folder.skipped, UNREADABLE: tuple(lost)}
         folder = replace(folder.at(places), skipped=skipped)
-    return torch.from_numpy(levels), folder
+    return Mapped(path, len(places)), folder
 
 
 def _fault(path: Path, preparation: Preparation, max_pixels: int) -> str:
@@ -114,12 +132,13 @@ def _fault(path: Path, preparation: Preparation, max_pixels: int) -> str:
     return ""
 
 
-def _mapped(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Map the levels of a file, and read the positions behind them."""
+def _places(path: Path) -> np.ndarray:
+    """Read the positions of images, which stand behind their levels."""
     with path.open("rb") as file:
         file.seek(-8, 2)
         file.seek(int.from_bytes(file.read(8), "little"))
-        return np.load(path, mmap_mode="c"), np.load(file)
+        found: np.ndarray = np.load(file)
+    return found
 
 
 def _whole(cache: Path, made: str) -> Path | None:
