@@ -383,6 +383,8 @@ def stamp_of(
     untold = [name for name, value in made.items() if isinstance(value, stamps.UntoldError)]
     made |= dict.fromkeys(untold, "cannot be told")
     made |= {**stamps.versions(), "device": machine.device, "shrink": machine.shrink}
+    made |= {"dtype": str(torch.get_default_dtype())}
+    made |= {"precision": torch.get_float32_matmul_precision()}
     secret = os.urandom(8).hex() if untold else None
     return made | {records.DIVIDED: problem.divisions(seeds)}, secret
 

@@ -137,16 +137,20 @@ def test_levels_are_decoded_once_and_a_damaged_file_of_them_again(root, tmp_path
     assert len([*tmp_path.glob("*.images")]) == 1
 
 
-def test_damaged_images_are_refused_or_left_out(tmp_path):
+def test_damaged_and_large_images_are_refused_or_left_out(tmp_path, capsys):
     root = folder(tmp_path / "images")
     (root / "cat" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     given = {"vit": tiny_vit(), "clients": "iid:2", "rounds": 1}
-    with pytest.raises(ValueError, match=r"^1 of 25 images cannot be read, such as .*bad\.png"):
+    with pytest.raises(ValueError, match=r"^1 of 25 .* cannot be read, such as .*bad\.png \(.+\)"):
         compare.run(compare.folder(root, **given), ["head_tuning"], seeds=1, out=tmp_path / "out")
     said = []
     problem = compare.folder(root, **given, skip=True, say=said.append)
     assert any("Left out, because they cannot be read: 1." in text for text in said)
     compare.run(problem, ["head_tuning"], seeds=1, out=tmp_path / "out")  # nothing had finished
+    said = capsys.readouterr().err
+    assert "Reading 25 images.\nDecoding 25 images.\n" in said
+    with pytest.raises(ValueError, match=r"at most 1,023 pixels; got 32 x 32 \(`max_pixels`"):
+        compare.folder(root, **given, max_pixels=1023)
 
 
 def test_tokens_are_of_the_needed_images_and_damaged_ones_are_made_again(tmp_path):
@@ -194,6 +198,7 @@ made(vit="a", clip="b") -> CompareError: Give one network
 made(vit="a", rounds=0) -> ValueError: `rounds` must be at least 1; got 0.
 made(vit="a", steps=1, epochs=1) -> ValueError: `epochs` must be None if `steps` is given; got 1.
 made(vit="a", newcomers=-1) -> ValueError: `newcomers` must be at least 0; got -1.
+made(vit="a", max_pixels=0) -> ValueError: `max_pixels` must be at least 1; got 0.
 made(vit="a", shots=0) -> ValueError: `shots` must be at least 1; got 0.
 made(vit="a", clients="") -> ValueError: `clients` must not be empty
 made(vit="a", cohort=2) -> TypeError: `cohort` must be an argument

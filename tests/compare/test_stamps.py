@@ -55,6 +55,11 @@ def test_each_changed_input_of_a_problem_has_another_stamp():
     assert found[0] == stamp(digits(inputs=Lazy(IMAGES[:90])))  # the same inputs, read in parts
     machines = Machine(shrink=0.5), Machine("meta")
     assert len({found[0], *(stamp(digits(), each) for each in machines)}) == 3
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert stamp(digits()) not in found
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_division_that_differs_in_one_seed_is_refused_by_its_name(tmp_path):
