@@ -105,7 +105,7 @@ def decoded(
     how = asdict(preparation), max_pixels, len(folder)
     made = stamps.digest(stamps.of_preparing(), content, how)
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / made):
+    with locked(cache / made, wait=-1):  # until another process has decoded them
         path = _whole(cache, made)
         if path is None:
             for part in cache.glob(f"{made}.*.part"):

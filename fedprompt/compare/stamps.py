@@ -236,7 +236,7 @@ def of_preparing() -> str:
 
 
 def text_of(name: str) -> bytes:
-    """Return the text of a module, as it was loaded."""
+    """Return the text of a module, as it was loaded, or will be."""
     if name in TEXTS:
         return TEXTS[name][1]
     path = _place(name)
@@ -244,11 +244,12 @@ def text_of(name: str) -> bytes:
         return b""
     if path is None or path.suffix != ".py":
         raise UntoldError(f"a function of {name}, which is in no file")
-    return _read(path)
+    return _read(path) if name in sys.modules else path.read_bytes()
 
 
 def _read(path: Path) -> bytes:
-    if path.stat().st_mtime > STARTED:
+    status = path.stat()
+    if max(status.st_mtime, status.st_ctime) > STARTED:  # the second one cannot be set
         raise UntoldError(f"a function of {path.name}, which has changed since this process began")
     return path.read_bytes()
 

@@ -56,8 +56,8 @@ class Tokens:
         if not len(missing):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder):
-            for start in range(0, len(missing), BATCH):
+        for start in range(0, len(missing), BATCH):
+            with locked(self.folder, wait=-1):
                 self._encode(missing[start : start + BATCH])
         self.known[missing] = True
 

@@ -1,10 +1,13 @@
 """A folder of images: its protocols, the families of a CLIP, and files that are made once."""
 
+import time
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from comparisons import CLASSES, digits, folder, tiny_vit
 from fedprompt import TextTower, compare, samples
@@ -175,6 +178,22 @@ def test_tokens_are_of_the_needed_images_and_damaged_ones_are_made_again(tmp_pat
     again = tokens.Tokens(tmp_path / "t", 200, encode)
     assert torch.equal(again[torch.tensor([5])], first[:1])
     assert [5] * tokens.BATCH in asked
+
+
+def test_a_process_waits_for_another_one_that_encodes_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedprompt._files.WAIT", 0.01)
+    made = tokens.Tokens(tmp_path / "t", 9, lambda at: at.float()[:, None, None].expand(-1, 1, 2))
+    (tmp_path / "t").mkdir()
+    held = Event()
+
+    def hold():
+        with FileLock(tmp_path / "t" / ".lock"):
+            held.set()
+            time.sleep(0.2)
+
+    Thread(target=hold).start()
+    held.wait()
+    assert made[torch.tensor([3])].flatten().tolist() == [3, 3]
 
 
 def test_a_folder_without_domains_is_divided_by_dirichlet_shares(tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from textwrap import dedent
 
 import numpy as np
@@ -226,7 +227,6 @@ def test_what_a_text_reads_is_told(text, tmp_path, monkeypatch):
     for number in (1, 2):
         monkeypatch.setenv("FEDPROMPT_TEST", str(number))
         (tmp_path / "read_later.py").write_text(f"number = {number}")
-        os.utime(tmp_path / "read_later.py", (1, 1))
         for name in ("d.txt", "inner/d.txt"):
             (tmp_path / name).write_text(str(number))
         found |= {row.stamp(), row.stamp()}
@@ -295,6 +295,20 @@ def test_workers_must_have_the_values_and_the_texts_of_the_first_process(tmp_pat
     (root / "art" / "cat" / "new.png").write_bytes((root / "art/cat/art1.png").read_bytes() + b" ")
     with pytest.raises(CompareError, match=r"^The images or other inputs have changed since"):
         compare.run(problem, ["fedprox"], seeds=1, workers=2)
+
+
+def test_a_module_that_was_edited_after_it_was_loaded_cannot_be_told(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_later.py").write_text("number = 1")
+    row, _ = stamped(tmp_path / "mine.py", "__import__('edited_later').number")
+    first = row.stamp()
+    import_module("edited_later")
+    (tmp_path / "edited_later.py").write_text("number = 2")
+    os.utime(tmp_path / "edited_later.py", (1, 1))  # as of a file that is moved here
+    with pytest.raises(UntoldError, match=r"edited_later\.py, which has changed since"):
+        row.stamp()
+    monkeypatch.delitem(sys.modules, "edited_later")
+    assert row.stamp() != first
 
 
 def test_values_of_a_row_and_each_edit_of_its_file_are_told(tmp_path):
