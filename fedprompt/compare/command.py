@@ -89,7 +89,7 @@ def _add(group: Any, kind: type[Protocol] | type[Budget]) -> None:
 
 
 def _kind_of(one: "Field[Any]") -> dict[str, Any]:
-    if one.type is bool:
+    if one.default is False:
         return {"action": "store_true"}
     if one.name == "autocast":
         return {"choices": ["bfloat16"]}
