@@ -4,7 +4,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,11 +126,6 @@ def _rounds(
             state = {"now": now, "sent": dict(total), "passes": dict(passes), "figures": listed}
             fp.save_checkpoint(state, checkpoint)
             saved = time.monotonic()
-
-
-def forget(checkpoint: Path) -> None:
-    """Delete the state of a run that is finished."""
-    rmtree(checkpoint, ignore_errors=True)
 
 
 def _sent(ledger: fp.Ledger) -> dict[str, int]:
