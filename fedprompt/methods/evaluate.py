@@ -256,6 +256,8 @@ def evaluate(
         if given and not held_out.by_client:
             raise check.wrong("held_out", f"have `own` or `mixes` for `{name}`", "neither")
     predicted = of_names[0].setting if of_names else setting
+    if shared:
+        _check_shared(method, tested)
     tests = _tests(predicted, federation, held_out, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, of_names, federation, now, tests, group)
@@ -263,6 +265,15 @@ def evaluate(
         found = run.figures(tested, named, shared)
         received = run.newcomers(new, steps, learning_rate)
     return Figures(found | received, found.clients | received.clients, found.predicted)
+
+
+def _check_shared(method: Method, tested: Iterable[int]) -> None:
+    """Refuse clients with payloads of unlike shapes, which predict with models of their own."""
+    form: Any = method.form or (lambda client: {})
+    messages = (form(client).items() for client in tested)
+    shapes = [{name: getattr(e, "value", e).shape for name, e in each} for each in messages]
+    same = all(each == shapes[0] for each in shapes)
+    check.require(same, "shared", "be False for clients of unlike size", True)
 
 
 class _NoInputs:

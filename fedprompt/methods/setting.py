@@ -534,6 +534,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, tuple | list | range):
         parts = [_text(part) for part in value]
         return None if None in parts else f"[{', '.join(map(str, parts))}]"
+    value = value.item() if isinstance(value, np.generic) else value
     if type(value) is float:
         return f"{value:.6g}"  # the last bits depend on the machine
     known = value is None or isinstance(value, bool | int | str | torch.dtype)
