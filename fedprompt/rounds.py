@@ -301,11 +301,11 @@ class _DecodedSums(NamedTuple):
     decoded: Callable[[int, Any], Message]
 
     def add(self, client: int, payload: Any) -> None:
-        self.sums.add(client, self.decoded(client, payload))
+        self.sums.add(client, self.decoded(client, copied(payload)))
 
-    def end(self, server_round: int) -> State:
-        state: State = self.sums.end(server_round)
-        return state
+    def end(self, server_round: int, state: State) -> State:
+        ended: State = self.sums.end(server_round, state)
+        return ended
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -457,10 +457,10 @@ class _Engine(NamedTuple):
                 with _noted(f"client {client}, round {now.server_round}"):
                     payload, states[str(client)] = self._trained(client, now, calls)
                 if sums is None or payload is None:
-                    payloads[client] = payload
+                    payloads[client] = copied(payload)
                     continue
                 with _noted(f"server, round {now.server_round}; payload of client {client}"):
-                    sums.add(client, payload)
+                    calls.add(sums, client, payload)
                 count += 1
             seen = {str(client): self.images(client) for client in clients if states[str(client)]}
             return {"payloads": payloads, "images": seen}
@@ -471,7 +471,7 @@ class _Engine(NamedTuple):
         known = {"images": {**now.images, **images}, "stateful": now.stateful | images.keys()}
         now = now._replace(clients=states, **known)
         if count:  # all payloads have been added
-            server = self._agreed(lambda: calls.summed(sums), now.server_round)
+            server = self._agreed(lambda: calls.summed(sums, now.server), now.server_round)
             return now._replace(server=server)
         payloads = {client: payload for client, payload in sent if payload is not None}
         return now._replace(server=self._stepped(payloads, now, calls))
@@ -493,7 +493,7 @@ class _Engine(NamedTuple):
             if payload is not None:
                 check_message("payload", payload)
             _check_state(state)
-        return copied(payload), copied(state)
+        return payload, copied(state)
 
     def _stepped(self, payloads: dict[int, Message], now: Round, calls: Calls) -> State:
         if not payloads and not self.method.server.empty:

@@ -131,19 +131,18 @@ class _Mean(_Step):
 
     def begin(self, state: State) -> "_Sums":
         _check_state(state)
-        return _Sums(self, state)
+        return _Sums(self)
 
 
 class _Sums:
-    def __init__(self, step: _Step, state: State) -> None:
-        self.step, self.state = step, state
-        self.sums = PayloadSums(RowSums)
+    def __init__(self, step: _Step) -> None:
+        self.step, self.sums = step, PayloadSums(RowSums)
 
     def add(self, client: int, payload: Any) -> None:
         self.sums.add(f"payloads[{client}]", payload)
 
-    def end(self, server_round: int) -> State:
-        return self.step.updated(self.sums.result(), self.state)
+    def end(self, server_round: int, state: State) -> State:
+        return self.step.updated(self.sums.result(), state)
 
 
 def _check_state(state: object) -> None:
