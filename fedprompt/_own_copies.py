@@ -28,7 +28,11 @@ def _copied(part: Any, known: dict[int, Tensor]) -> Any:
         dense = kind is Tensor and part.is_contiguous() and not part.requires_grad
         if dense and known.pop(id(part), None) is not None:
             return part
-        own: Tensor = part.clone() if dense else part.detach().as_subclass(Tensor).clone(memory_format=_DENSE)
+        own: Tensor
+        if dense:
+            own = part.clone()
+        else:
+            own = part.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
         known[id(own)] = own
         return own
     if kind in _PLAIN:

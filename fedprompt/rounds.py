@@ -1,13 +1,12 @@
 """Rounds of a method: in one process, or on the ranks of a process group."""
 
 import copy
-import hashlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ import fedprompt._refusals as check
 from fedprompt._conversions import widened
 from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams, resumed_streams
-from fedprompt._trees import packed, to_blob
+from fedprompt._trees import digest, packed
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
@@ -131,20 +130,26 @@ def run_rounds(
     data, cohorts, images = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
-    engine = _Engine(method, data, images, group, iter(cohorts), share, seed_of(method))
+    engine = _Engine(method, data, images, group, _unspent(cohorts), share, seed_of(method))
     first = start or Round(-1, method.server.state, {})
     first.check_made_by(method, "start")
     check.count("start.server_round", first.server_round, at_least=-1)
     check.names("start.clients", first.clients, "map ids of clients, as strings, to states")
-    now: Round | None
-    with kept_streams():
-        engine, now = engine.begun(first._replace(origin=method.origin))
-    while True:
+    engine, now = engine.begun(first._replace(origin=method.origin))
+    while (clients := engine.drawn(now.server_round + 1)) is not None:
         with kept_streams():
-            now = engine.next(now)
-        if now is None:
-            return
+            now = engine.next(now, clients)
         yield now
+
+
+def _unspent(cohorts: Iterable[Iterable[int]]) -> Iterator[Iterable[int]]:
+    """Yield cohorts. An iterator that has none was used up by another run."""
+    first = object()
+    found = iter(cohorts)
+    cohort: Any = next(found, first)
+    rule, got = "be a list, or a new iterator for each run", "an iterator that has ended"
+    check.require(cohort is not first or found is not cohorts, "cohorts", rule, got)
+    yield from () if cohort is first else chain([cohort], found)
 
 
 def moved(
@@ -399,7 +404,7 @@ class _Engine(NamedTuple):
             if missing := sorted(int(client) for client in here if start.missed(client)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
-            with _noted("the rounds up to `start`"):
+            with noted("the rounds up to `start`"):
                 deque(islice(self.cohorts, first), maxlen=0)
             states = start.clients.items()
             found.update((c, state) for c, state in states if is_here(int(c), self.group))
@@ -413,11 +418,9 @@ class _Engine(NamedTuple):
         server = self._agreed(lambda: start.server, first)
         return self._replace(seed=starts[0][1]), start._replace(server=server, clients=found)
 
-    def next(self, now: Round) -> Round | None:
-        """Run a round, or return None at the end."""
+    def next(self, now: Round, clients: list[int]) -> Round:
+        """Run the next round with these clients."""
         now = now._replace(server_round=now.server_round + 1)
-        if (clients := self._drawn(now.server_round)) is None:
-            return None
         rank, world = rank_of(self.group)
         homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, self.share))
         now = moved(now, homes, hosts, self.group)
@@ -427,12 +430,15 @@ class _Engine(NamedTuple):
             now = self._exchange(here, now, calls)
         return moved(now, hosts, homes, self.group)
 
-    def _drawn(self, server_round: int) -> list[int] | None:
-        """Return the next cohort, the same on all ranks, or None at the end on all ranks."""
+    def drawn(self, server_round: int) -> list[int] | None:
+        """Return the next cohort, the same on all ranks, or None at the end on all ranks.
+
+        An iterator of cohorts draws from the streams of the loop.
+        """
 
         def draw() -> list[int] | None:
             refuse_autocast("run_rounds")
-            with _noted(f"round {server_round}"):
+            with noted(f"round {server_round}"):
                 found = [nouns.cohort(each, server_round) for each in islice(self.cohorts, 1)]
             return found[0] if found else None
 
@@ -441,7 +447,7 @@ class _Engine(NamedTuple):
         self._check_same("cohorts", texts, server_round)
         cohort: list[int] | None = drawn[0]
         if cohort == [] and self.method.server.empty is None:
-            warnings.warn(_EMPTY, stacklevel=4)
+            warnings.warn(_EMPTY, stacklevel=3)
         return cohort
 
     def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
@@ -454,12 +460,12 @@ class _Engine(NamedTuple):
             nonlocal count
             payloads = dict[int, Message | None]()
             for client in clients:
-                with _noted(f"client {client}, round {now.server_round}"):
+                with noted(f"client {client}, round {now.server_round}"):
                     payload, states[str(client)] = self._trained(client, now, calls)
                 if sums is None or payload is None:
                     payloads[client] = copied(payload)
                     continue
-                with _noted(f"server, round {now.server_round}; payload of client {client}"):
+                with noted(f"server, round {now.server_round}; payload of client {client}"):
                     calls.add(sums, client, payload)
                 count += 1
             seen = {str(client): self.images(client) for client in clients if states[str(client)]}
@@ -514,16 +520,16 @@ class _Engine(NamedTuple):
         """Make a state of the server, which must be the same on all ranks."""
         made = list[State]()
 
-        def digest() -> str:
-            with _noted(f"server, round {server_round}"):
+        def described() -> str:
+            with noted(f"server, round {server_round}"):
                 state = make()
             with check.located(f"server, round {server_round}"):
                 _check_state(state)
             made.append(copied(state))
-            return hashlib.sha256(to_blob(state, "state")).hexdigest() if self.group else ""
+            return digest(state, "state") if self.group else ""
 
         what = "the state of the server"
-        digests = on_all_ranks(digest, server_round, group=self.group, what=what)
+        digests = on_all_ranks(described, server_round, group=self.group, what=what)
         self._check_same("server.state", digests, server_round)
         return made[0]
 
@@ -533,7 +539,7 @@ class _Engine(NamedTuple):
 
 
 @contextmanager
-def _noted(where: str) -> Iterator[None]:
+def noted(where: str) -> Iterator[None]:
     """Add a note to an error, whose type and text stay."""
     try:
         yield

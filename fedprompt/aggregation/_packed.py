@@ -67,11 +67,14 @@ class _Pack:
             for part, sizes in zip(self.like, self.sizes, strict=True)
         )
         repeats = [
-            value[len(weight) :].numel() for value, weight in self.shapes for _ in range(weight.numel())
+            value[len(weight) :].numel()
+            for value, weight in self.shapes
+            for _ in range(weight.numel())
         ]
         self.repeats: Tensor | int = torch.tensor(repeats, device=self.value.device)
         if len(set(repeats)) == 1:
             self.repeats = repeats[0]
+
     def added(self, payload: Mapping[str, Weighted]) -> bool:
         """Add a payload, and return True, if it has these entries and all sums are finite."""
         entries = [payload[name] for name in self.names if name in payload]
@@ -114,8 +117,9 @@ class _Pack:
 
     def _parts(self, value: Tensor, weight: Tensor) -> dict[str, Weighted]:
         """Divide packed values and weights into copies for their names."""
+        copies: Any = torch.split_with_sizes_copy  # its annotation has no result
         columns = [
-            map(Tensor.view, torch.split_with_sizes_copy(packed, sizes), shapes)
+            map(Tensor.view, copies(packed, sizes), shapes)
             for packed, sizes, shapes in zip(
                 (value, weight), self.sizes, zip(*self.shapes, strict=True), strict=True
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import METHODS, Federation, HeldOut, evaluate
 from fedprompt.wire.gather import rank_of
-from tiny_federations import federation_of
+from tiny_federations import RANDOM, federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
 MAKERS = {
@@ -25,7 +25,7 @@ MAKERS = {
     for name, entry in METHODS.items()
 }
 """Makers of the methods, with few steps of a server that trains."""
-CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
+CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2], **RANDOM}
 WAYS = ("at home", "shared", "shared, from one process")
 """How two ranks run: clients at home, or with guests, also from a round of one process."""
 WITH_DATA = (0, 1, 2, 5)
