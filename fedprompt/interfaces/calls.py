@@ -74,8 +74,8 @@ class Calls(NamedTuple):
         return begin and begin(state)
 
     def add(self, sums: Any, client: int, payload: Any) -> None:
-        """Add a payload to sums, which read it and keep nothing of it."""
-        with torch.no_grad():
+        """Add a payload to sums, which read it as plain tensors and keep nothing of it."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             sums.add(client, payload)
 
     def summed(self, sums: Any, state: Any) -> Any:

@@ -78,9 +78,22 @@ def run(
     return Outcome(now, logits, figures)
 
 
+FEW = [(name, family) for name, family in RUNS if name in ("fedprox", "scaffold", "cocoop")]
+"""Methods that every run of the tests runs on ranks."""
+
+
+def run_few(rank: int, folder: Path) -> None:
+    """Run a few methods on this rank in all ways, and save what came out."""
+    _run_on_rank(rank, folder, FEW)
+
+
 def run_all(rank: int, folder: Path) -> None:
     """Run all methods on this rank in all ways, and save what came out."""
-    ways = [(*each, way) for each in RUNS for way in WAYS]
+    _run_on_rank(rank, folder, RUNS)
+
+
+def _run_on_rank(rank: int, folder: Path, runs: list[tuple[str, str]]) -> None:
+    ways = [(*each, way) for each in runs for way in WAYS]
     found = {each: run(MAKERS[each[0]], *each, group=dist.group.WORLD) for each in ways}
     for each, outcome in found.items():
         found[each] = outcome._replace(figures=outcome.figures())
