@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -157,7 +156,10 @@ _LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft")
 """Packages that a helper imports once if they are in use, and not for each client."""
 
 
-@cache
+_HELPERS = dict[bool, Any]()
+"""The running helper, if there is one."""
+
+
 def _helper(forks: bool) -> "subprocess.Popen[bytes]":
     names = ["fedprompt.methods.audit", *(name for name in _LARGE if name in sys.modules)]
     command = [sys.executable, "-c", f"import {', '.join(names)}; {names[0]}.serve({forks})"]
@@ -168,19 +170,18 @@ def _helper(forks: bool) -> "subprocess.Popen[bytes]":
 
 def _sent(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
-    helper: Any = _helper(forks := hasattr(os, "fork"))
-    text: str | None = None
+    helper: Any = _HELPERS.pop(forks := hasattr(os, "fork"), None) or _helper(forks)
     try:
         helper.stdin.write(job)
         helper.stdin.flush()
-        text = pickle.load(helper.stdout)
+        text: str = pickle.load(helper.stdout)
     except (BrokenPipeError, EOFError) as error:
+        helper.communicate()  # closes its pipes
         raise RuntimeError("The process that repeats the calls has ended.") from error
-    finally:
-        if text is None or not forks:
-            _helper.cache_clear()
-            helper.kill()
-            helper.communicate()  # closes its pipes
+    if forks:
+        _HELPERS[forks] = helper
+    else:
+        helper.communicate()
     return text
 
 

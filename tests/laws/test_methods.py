@@ -80,6 +80,7 @@ def strict(make: Callable[[], fp.Method], seen: Mapping[str, set[str]]) -> fp.Me
     """
     first = make()
 
+    @torch.random.fork_rng([])  # the form of an answer may draw
     def received(client, answer):
         seen["answered"].update(answer)
         if first.form is None:  # then messages need no form
@@ -137,7 +138,7 @@ def check(make: Callable[..., fp.Method], name: str, family: str, folder: Path) 
     federation = federation_of(METHODS[name], family, **CHANGES)
     cohorts = [list(reversed(cohort)) for cohort in federation.cohorts()]
     for rounds in range(1, CHANGES["rounds"] + 1):
-        method = strict(lambda: make(federation), seen)
+        method = strict(torch.random.fork_rng([])(lambda: make(federation)), seen)
         (now,) = fp.run_rounds(method, federation.data, cohorts[:rounds], start=start)
         fp.save_checkpoint(now, folder)
         start = fp.load_checkpoint(folder)

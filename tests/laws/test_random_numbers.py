@@ -119,7 +119,11 @@ def test_a_loop_finds_its_streams_as_it_left_them_also_after_an_error():
 def test_cohorts_that_draw_from_the_streams_of_the_loop_differ_from_round_to_round():
     def cohorts():
         for _ in range(4):
-            yield [random.randrange(99), 100 + np.random.randint(99), 200 + int(torch.randint(99, ()))]
+            yield [
+                random.randrange(99),
+                100 + np.random.randint(99),
+                200 + int(torch.randint(99, ())),
+            ]
 
     def train(data, answer, state):
         seen.append(data)
