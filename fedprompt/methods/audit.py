@@ -27,7 +27,7 @@ _SHIPPED = "have functions at the top of files alone, because another process im
 
 
 def check_messages(
-    method: str | Callable[..., Method], setting: Setting, federation: Federation
+    method: "str | Callable[..., Method]", setting: "Setting", federation: "Federation"
 ) -> int:
     """Check that a client reads nothing of other clients but what the server answers.
 
