@@ -151,15 +151,15 @@ class _Mean(_Step):
 
     def begin(self, state: State) -> _Sums:
         _check_state(state)
-        return _Sums(self)
+        return _Sums(self, state)
 
 
 class _Sums:
-    def __init__(self, step: _Step) -> None:
-        self.step, self.sums = step, PayloadSums(RowSums)
+    def __init__(self, step: _Step, begun: State) -> None:
+        self.step, self.begun, self.sums = step, begun, PayloadSums(RowSums)
 
     def add(self, client: int, payload: Any) -> None:
-        whole = self.step.whole(client, payload, self.state)
+        whole = self.step.whole(client, payload, self.begun)
         self.sums.add(f"payloads[{client}]", whole)
 
     def end(self, server_round: int, state: State) -> State:
