@@ -152,8 +152,9 @@ def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
     """Require a sequence of strings, by default one at least."""
     sequence(argument, texts, "strings")
     some(argument, len(texts) >= at_least, "contain at least one string")
-    for position, string in enumerate(texts):
-        text(f"{argument}[{position}]", string)
+    strange = (place for place, string in enumerate(texts) if not isinstance(string, str))
+    if (position := next(strange, None)) is not None:
+        text(f"{argument}[{position}]", texts[position])
 
 
 def pair(argument: str, things: Any, rule: str) -> None:
@@ -378,6 +379,15 @@ def shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> 
     if tensor.shape != torch.Size(shape):
         where = f"the shape of {of}" if of else "shape"
         raise wrong(argument, f"have {where} {tuple(shape)}", tuple(tensor.shape))
+
+
+def first_axes(argument: str, rows: Tensor, of: str, value: Tensor) -> None:
+    """Require the sizes of the first axes of a value, as weights of its rows have."""
+    if rows.shape != value.shape[: rows.ndim]:
+        *others, last = [str(tuple(value.shape[:count])) for count in range(value.ndim + 1)][-3:]
+        shapes = f"{', '.join(others)} or {last}" if others else last
+        rule = f"have shape {shapes}, the first axes of {of}"
+        raise wrong(argument, rule, tuple(rows.shape))
 
 
 def tensor(

@@ -1,5 +1,7 @@
 """Trained classifiers in folders: a state, how the module is made, and the preparation."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -200,13 +202,15 @@ def plain_fields(setting: Setting) -> dict[str, Any]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """Return a value of numbers, texts and lists of these.
+    """Return a value of numbers, texts, and lists and dicts of these; keys of dicts are texts.
 
     Raises:
         ValueError: If it has other parts, such as a function or a tensor.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(name, part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(name, part) for key, part in value.items()}
     fits = isinstance(value, bool | int | float | str | None)
     check.require(fits, name, "be plain, so that a classifier can be written", check.kind(value))
     return value

@@ -24,7 +24,7 @@ _ARRAYS = "be an empty ArrayRecord, or `strategy.arrays`; pass other values as `
 _HANDED = (
     "be read after `take(arrays)`, because a strategy around this one may have changed the arrays"
 )
-_PLAIN = "have one exchange and an averaging_server whose values are its answer, to be plain"
+_PLAIN = "have one exchange, and an averaging_server that answers with all values, to be plain"
 
 
 class Best(NamedTuple):
@@ -108,7 +108,7 @@ class ServerStrategy(Strategy):
         *,
         max_bytes: int,
         start: Round | None = None,
-        fingerprint: Fingerprint = unchecked,
+        fingerprint: Fingerprint | None = None,
         max_abs: float | None = None,
         max_weight: float | None = None,
         nodes: Mapping[int, int] | None = None,
@@ -118,6 +118,7 @@ class ServerStrategy(Strategy):
         best_by: str = "accuracy",
         plain: bool = False,
     ) -> None:
+        fingerprint = unchecked if fingerprint is None else fingerprint
         self._wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger, plain)
         cohorts = _given_or_drawn(cohorts, method)
         check.instance("start", start, Round | None, "be a Round or None")
@@ -299,6 +300,11 @@ def _given_or_drawn(
 
 def _check_plain(method: Method, now: Round) -> None:
     values = now.server.get("values")
-    answer = method.server.answer(0, now.server)
-    same = isinstance(values, Mapping) and answer.keys() == values.keys()
-    check.require(same and method.exchanges == 1, "method", _PLAIN, f"answers {list(answer)}")
+    for client in getattr(method.setting, "clients", None) or [0]:
+        answer = method.server.answer(client, now.server)
+        same = isinstance(values, Mapping) and _shapes(answer) == _shapes(values)
+        check.require(same and method.exchanges == 1, "method", _PLAIN, f"answers {list(answer)}")
+
+
+def _shapes(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(value, "shape", None) for name, value in message.items()}

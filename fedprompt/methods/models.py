@@ -1,5 +1,7 @@
 """Models of the gallery, and the settings that make them from frozen transformers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
@@ -269,14 +271,14 @@ class ClipModel(Complete):
         setting: Setting with the frozen CLIP.
     """
 
-    def __init__(self, setting: "ClipSetting") -> None:
+    def __init__(self, setting: ClipSetting) -> None:
         super().__init__()
         self.tower = setting.tower
         self.names = setting.names
         self.scale = setting.scale
 
     def encode_names(
-        self, contexts: Float[Tensor, "..."], **axes: bool
+        self, contexts: Float[Tensor, ...], **axes: bool
     ) -> Float[Tensor, "*contexts classes dim"]:
         """Encode all class names behind each context of :func:`fedprompt.prompted_text`."""
         return self.tower(fp.prompted_text(contexts, self.names, **axes))
@@ -290,7 +292,7 @@ class PromptedClassifier(ClipModel):
         context: Module that returns contexts, such as :class:`fedprompt.ContextPrompts`.
     """
 
-    def __init__(self, setting: "ClipSetting", context: nn.Module) -> None:
+    def __init__(self, setting: ClipSetting, context: nn.Module) -> None:
         super().__init__(setting)
         self.context = context
 
@@ -374,9 +376,10 @@ class ClipSetting(Setting):
         check.require(self.attributes is None, "class_names", rule, check.kind(class_names))
         return replace(self, class_names=class_names, num_classes=len(class_names))
 
-    def new_context(self) -> fp.ContextPrompts:
-        """Make a context whose initial values depend on the seed alone."""
-        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
+    def new_context(self, length: int | None = None) -> fp.ContextPrompts:
+        """Make a context, by default as long as others, whose values depend on the seed alone."""
+        size = self.length if length is None else length
+        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=size))
 
     def drawn_contexts(self, purpose: str, count: int = 1) -> fp.ContextPrompts:
         """Make contexts from a stream of their own, which `purpose` names."""

@@ -11,8 +11,10 @@ from flwr.serverapp import strategy as flwr
 
 import fedprompt as fp
 from fedprompt import flower
+from fedprompt.methods import promptfl
 from flower_grid import InProcessGrid
 from flower_runs import MAX_BYTES, VALUES, again, assert_equal, plain_method
+from tiny_federations import clip_federation
 
 pytestmark = pytest.mark.flower
 
@@ -168,8 +170,9 @@ def test_strategies_of_flower_average_plain_messages(kind, log):
 @pytest.mark.bad_input
 def test_methods_that_are_no_plain_sum_are_refused():
     other = fp.Server({}, lambda *a: {}, lambda *a: {})
-    for method in (made()._replace(exchanges=2), made()._replace(server=other)):
-        with pytest.raises(ValueError, match="have one exchange and an averaging_server"):
+    sized = promptfl(clip_federation(), sizes={3: 1})
+    for method in (made()._replace(exchanges=2), made()._replace(server=other), sized):
+        with pytest.raises(ValueError, match="have one exchange, and an averaging_server that an"):
             strategy_of(True, method)
 
 

@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 import fedprompt as fp
 from fedprompt import flower
 from flower_grid import InProcessGrid
+from signatures import unreadable
 
 pytestmark = pytest.mark.flower
 
@@ -48,6 +49,10 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
     (found,) = names["main_with_secure_aggregation"](grid, context).values()
     *_, now = fp.run_rounds(names["method"], names["data"], [range(3)] * 2)
     assert found.numpy() == pytest.approx(now.server["values"]["head"].numpy(), abs=2e-3)
+
+
+def test_help_prints_short_types_and_defaults_without_addresses():
+    assert unreadable({name: getattr(flower, name) for name in flower.__all__}) == []
 
 
 def test_the_examples_of_the_docstrings_run():
