@@ -35,21 +35,27 @@ def file_of(path: object) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: float | None = None) -> Iterator[None]:
     """Let one writer at a time write a file, or to a directory. Reading needs no lock.
 
     The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The file
     stays; the system frees the lock when its process ends.
 
+    Args:
+        path: File or directory.
+        wait: Seconds to wait for another process. If None, 30; a negative number is without end,
+            for files that take long to make.
+
     Raises:
-        TimeoutError: If another process still writes after 30 seconds.
+        TimeoutError: If another process still writes after this time.
     """
+    wait = WAIT if wait is None else wait
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
     try:
-        with FileLock(lock, timeout=WAIT):
+        with FileLock(lock, timeout=wait):
             yield
     except Timeout as error:
-        rule = f"`{path}` is written by another process; waited {WAIT:g} s. See {lock}."
+        rule = f"`{path}` is written by another process; waited {wait:g} s. See {lock}."
         raise TimeoutError(rule) from error
 
 
