@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from fedprompt.compare import leakage as given_away
 from fedprompt.compare import ranks
 from fedprompt.compare.classifier import BATCH, load
 from fedprompt.compare.folder import folder
@@ -217,6 +218,32 @@ def predict(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
+def leakage(arguments: Sequence[str] | None = None) -> None:
+    """Test whether a trained classifier shows which images it was trained on.
+
+    The score of an image is the confidence of the classifier in its label. AUC 0.5 is guessing. The
+    last row is the same attack on a model that has memorized the members: if the attack fails
+    there, too, the test shows nothing.
+    """
+    parser = OneLine("fedprompt leakage", description=leakage.__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="folder of a trained classifier")
+    add("--members", type=Path, required=True, help="images that it was trained on, as CLASS/*")
+    add("--held-out", type=Path, required=True, help="other images of the same source, as CLASS/*")
+    add("--without", type=Path, help="folder of a classifier that was trained without the members")
+    add("--weights", help="file or folder of the network's weights")
+    add("--device", default="cpu")
+    args = parser.parse_args(arguments)
+    try:
+        how = {"weights": args.weights, "device": check_device(args.device)}
+        model, *others = (load(each, **how) for each in (args.folder, args.without) if each)
+        found = given_away.rows_of(model, args.members, args.held_out, *others)
+        print(given_away.table(found))
+    except (CompareError, ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"fedprompt leakage: {flagged(error, vars(args))}", file=sys.stderr)
+        sys.exit(2)
+
+
 def files_of(paths: Sequence[str]) -> list[Path]:
     """Return image files, and those of folders, in the order of their names.
 
@@ -234,10 +261,11 @@ def files_of(paths: Sequence[str]) -> list[Path]:
 
 
 def command() -> None:
-    """Run `fedprompt compare ...` or `fedprompt predict ...`."""
-    programs = {"compare": main, "predict": predict}
+    """Run `fedprompt compare`, `fedprompt predict` or `fedprompt leakage`."""
+    programs = {"compare": main, "predict": predict, "leakage": leakage}
     if not {*sys.argv[1:2]} & programs.keys():
-        usage = "fedprompt compare FOLDER ..., or fedprompt predict FOLDER IMAGES ..."
+        usage = "fedprompt compare FOLDER ..., fedprompt predict FOLDER IMAGES ..., or fedprompt "
+        usage += "leakage FOLDER --members FOLDER --held-out FOLDER"
         print(f"usage: {usage}; see fedprompt compare --help", file=sys.stderr)
         sys.exit(2)
     programs[sys.argv[1]](sys.argv[2:])
