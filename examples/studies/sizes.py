@@ -70,6 +70,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     train, public, test = digits.digits(False, True, seed, validate, "")
     shards = divided(train, "domains", CLIENTS[partition], np.random.default_rng(seed))
     budget = {"rounds": 12, "steps": 8, "cohort_size": 6, "batch_size": 32, "public": public}
+    budget["places"] = torch.arange(len(test.labels))  # the same test digits for all seeds
     budget |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
     build = partial(digits.vits, "S", **{HEAD_RATE: row.values.get(HEAD_RATE)})
     return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
