@@ -51,11 +51,14 @@ def quoted(shown: View, name: str, partition: str) -> list[str]:
 
 
 def _gain(shown: View, rows: Sequence[str], column: str) -> Figure | None:
-    """Return A - B of two rows, or (A - B) - (C - D) of four."""
-    sides = [shown.difference(*rows[at : at + 2], column) for at in range(0, len(rows), 2)]
-    if None in sides:
+    """Return A - B of two rows, or (A - B) - (C - D) of four, over their common seeds."""
+    figures, seeds = [shown.figure(row, column) for row in rows], [*map(shown.seeds, rows)]
+    common = sorted(set.intersection(*map(set, seeds)))
+    if None in figures or not common:
         return None
-    return sides[0] if len(sides) == 1 else sides[0] - sides[1]
+    pairs = zip(figures, seeds, strict=True)
+    first, second, *others = (each.at([*map(of.index, common)]) for each, of in pairs)
+    return first - second - (others[0] - others[1]) if others else first - second
 
 
 def save_all(found: Sequence[Record], name: str, task: Task, folder: Path, bits: Path) -> None:
