@@ -57,7 +57,8 @@ def run(
         trial: Trial.
         shared: Whether all clients predict with one model.
         figures: Function (trial, method, round) -> further figures, which is called after each
-            round. They are averaged over the rounds that have them.
+            round. They are averaged over the rounds that have them. One that needs earlier rounds
+            has `state_dict` and `load_state_dict`, so that a killed run goes on.
         progress: Function that is called with each further share of the run.
         checkpoint: Folder of the state of a run that is not finished, or None.
     """
@@ -107,6 +108,8 @@ def _rounds(
         start, sent = known["now"], Counter(known["sent"])
         passes.update(known["passes"])
         listed += known["figures"]
+        if hasattr(figures, "load_state_dict"):
+            figures.load_state_dict(known["measured"])
         progress((start.server_round + 1) / trial.setting.rounds)
     saved, now = time.monotonic(), start
     rounds = fp.run_rounds(counted, trial.federation, start=start, group=group, share=True)
@@ -125,6 +128,7 @@ def _rounds(
             total = sent.copy()
             total.update(_sent(ledger))
             state = {"now": now, "sent": dict(total), "passes": dict(passes), "figures": listed}
+            state["measured"] = figures.state_dict() if hasattr(figures, "state_dict") else None
             fp.save_checkpoint(state, checkpoint)
             saved = time.monotonic()
 
