@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -101,15 +101,15 @@ def _rounds(
     checkpoint: Path | None,
 ) -> tuple[Round, Counter[str], Counter[str], list[Mapping[str, float]]]:
     """Run the rounds; return the last one, the bytes sent, the passes, and further figures."""
-    ledger, passes = fp.Ledger(), Counter[str]()
+    ledger, passes, stateful = fp.Ledger(), Counter[str](), cast(Any, figures)
     counted = fp.rounds.counted(_with_passes(method, passes), ledger)
     start, sent, listed = None, Counter[str](), list[Mapping[str, float]]()
     if checkpoint is not None and (known := fp.load_checkpoint(checkpoint, default=None)):
         start, sent = known["now"], Counter(known["sent"])
         passes.update(known["passes"])
         listed += known["figures"]
-        if hasattr(figures, "load_state_dict"):
-            figures.load_state_dict(known["measured"])
+        if "measured" in known:
+            stateful.load_state_dict(known["measured"])
         progress((start.server_round + 1) / trial.setting.rounds)
     saved, now = time.monotonic(), start
     rounds = fp.run_rounds(counted, trial.federation, start=start, group=group, share=True)
@@ -127,8 +127,10 @@ def _rounds(
         if checkpoint is not None and group is None and time.monotonic() > saved + PAUSE:
             total = sent.copy()
             total.update(_sent(ledger))
-            state = {"now": now, "sent": dict(total), "passes": dict(passes), "figures": listed}
-            state["measured"] = figures.state_dict() if hasattr(figures, "state_dict") else None
+            state: dict[str, Any] = {"now": now, "sent": dict(total), "passes": dict(passes)}
+            state |= {"figures": listed}
+            if hasattr(stateful, "state_dict"):
+                state["measured"] = stateful.state_dict()
             fp.save_checkpoint(state, checkpoint)
             saved = time.monotonic()
 

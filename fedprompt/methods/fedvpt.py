@@ -16,6 +16,7 @@ import fedprompt as fp
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, fedavg_client
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedVPT", families=("one model",), search=LEARNING_RATE)
@@ -26,7 +27,7 @@ def fedvpt(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
 
 
 @register("FedVPT-D", families=("one model",), search=LEARNING_RATE)
-def fedvpt_d(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def fedvpt_d(setting: ImageSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedVPT-D: prompts before every layer."""
     model = setting.new_model()
     return averaged(model, fedavg_client(model, learning_rate))
