@@ -101,7 +101,7 @@ def _rounds(
     checkpoint: Path | None,
 ) -> tuple[Round, Counter[str], Counter[str], list[Mapping[str, float]]]:
     """Run the rounds; return the last one, the bytes sent, the passes, and further figures."""
-    ledger, passes, stateful = fp.Ledger(), Counter[str](), cast(Any, figures)
+    ledger, passes = fp.Ledger(), Counter[str]()
     counted = fp.rounds.counted(_with_passes(method, passes), ledger)
     start, sent, listed = None, Counter[str](), list[Mapping[str, float]]()
     if checkpoint is not None and (known := fp.load_checkpoint(checkpoint, default=None)):
@@ -109,7 +109,7 @@ def _rounds(
         passes.update(known["passes"])
         listed += known["figures"]
         if "measured" in known:
-            stateful.load_state_dict(known["measured"])
+            cast(Any, figures).load_state_dict(known["measured"])
         progress((start.server_round + 1) / trial.setting.rounds)
     saved, now = time.monotonic(), start
     rounds = fp.run_rounds(counted, trial.federation, start=start, group=group, share=True)
@@ -125,14 +125,17 @@ def _rounds(
             listed.append(dict(figures(trial, method, now)))
         progress(1 / trial.setting.rounds)
         if checkpoint is not None and group is None and time.monotonic() > saved + PAUSE:
-            total = sent.copy()
-            total.update(_sent(ledger))
-            state: dict[str, Any] = {"now": now, "sent": dict(total), "passes": dict(passes)}
-            state |= {"figures": listed}
-            if hasattr(stateful, "state_dict"):
-                state["measured"] = stateful.state_dict()
-            fp.save_checkpoint(state, checkpoint)
+            state = {"now": now, "passes": dict(passes), "figures": listed}
+            fp.save_checkpoint(state | _earlier(sent, ledger, figures), checkpoint)
             saved = time.monotonic()
+
+
+def _earlier(sent: Counter[str], ledger: fp.Ledger, figures: Any) -> dict[str, Any]:
+    """Return the bytes sent so far, and what figures keep of earlier rounds."""
+    total = sent.copy()
+    total.update(_sent(ledger))
+    kept = {"measured": figures.state_dict()} if hasattr(figures, "state_dict") else {}
+    return {"sent": dict(total), **kept}
 
 
 def forget(checkpoint: Path) -> None:
