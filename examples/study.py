@@ -32,7 +32,7 @@ from fedprompt.compare.runs import RunsError
 from fedprompt.compare.stamps import UntoldError
 from fedprompt.compare.trials import CompareError
 from studies import estimate, pages, papers, verify
-from studies.core import HEAD_RATE, Cell, Machine, Row, Task
+from studies.core import HEAD_RATE, Cell, Machine, Row, Task, content
 from studies.photos import RANDOM
 from studies.tuning import two_rates
 
@@ -173,8 +173,13 @@ def recorded_values(row: Row, name: str, partition: str) -> Row:
     """Return a row with the values that were chosen for it, if it has committed records."""
     for record in reversed(committed(name)):
         if (record["partition"], record["row"]) == (partition, row.title):
-            return replace(row, values=record["values"])
+            return replace(row, values=values_of(record, row))
     return row
+
+
+def values_of(record: Record, row: Row) -> dict[str, Any]:
+    """Return the values of a record, with the defaults of its time."""
+    return {**content("records").get(str(row.method), {}), **record["values"]}
 
 
 def estimates(args: argparse.Namespace) -> None:
@@ -290,7 +295,7 @@ def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, Record]]:
     for record in [*committed(name), *committed(f"{name}-defaults")]:
         row = listed.get((record["partition"], record["row"]))
         if row is not None:
-            row = replace(row, values=record["values"])
+            row = replace(row, values=values_of(record, row))
             one = Cell(task, record["partition"], row, record["seed"], None, machine_of(args), "")
             found.append((one, record))
     return found
