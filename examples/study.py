@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if args.weights:
             check_weights(args, [args.study] if args.check is None else wanted)
-        if args.check is not None:
+        if args.list:
+            for name in wanted:
+                print(name, *studies.TASKS[name].partitions, sep="\n    ")
+        elif args.check is not None:
             check(args, wanted)
         elif args.tables:
             write_tables(args, wanted)
@@ -73,7 +76,8 @@ def flags() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = OneLine("study.py", description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("--study", choices=list(studies.TASKS), help="digits, if not --check or --tables")
+    add("--list", action="store_true", help="print the studies and their partitions, and stop")
+    add("--study", choices=list(studies.TASKS), help="digits, if not --check, --list or --tables")
     add("--methods", help="names, or FILE:NAME for your own, separated by commas")
     add("--rows", help="titles of rows, separated by semicolons")
     add("--partitions", help="names, separated by commas")
@@ -114,7 +118,8 @@ def check_weights(args: argparse.Namespace, names: Sequence[str]) -> None:
             file.
     """
     read = dict[str, None]()
-    for task in () if args.tables or args.estimate else map(studies.named, names):
+    unread = args.tables or args.estimate or args.list
+    for task in () if unread else map(studies.named, names):
         places = list(task.partitions)
         for partition in places if args.check else named("partitions", args.partitions, places):
             for row in task.rows(partition) if args.check else chosen(args, task, partition):

@@ -18,23 +18,11 @@ from fedprompt.compare.trials import Chosen, CompareError, Trial
 from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.papers import PRINTED
-from studies import estimate, papers, sets
+from studies import estimate, figures, papers, sets
 from studies.backbones import Make, backbone, pretrained
 from studies.core import COLUMNS, Images, Machine, Row, Task, content, trial
 from studies.division import divide, fewer, only_used, split_shards
-from studies.figures import (
-    Joined,
-    Measured,
-    averaged,
-    classes,
-    clusters,
-    congruence,
-    curve,
-    last,
-    loss_curve,
-    mechanism,
-    selections_of_client,
-)
+from studies.figures import Joined, Measured, last
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
 
@@ -227,17 +215,17 @@ def figures_of(setting: papers.Setting, row: Row) -> Measured:
     """Return the figures of a row: of last rounds, of curves, of classes and of mechanisms."""
     setting, shared = setting.of(row), not row.personalized
     domains = setting.partition.kind == "domains"
-    found = [mechanism(row), averaged(setting.last_rounds, shared, domains)]
+    found = [figures.mechanism(row), figures.averaged(setting.last_rounds, shared, domains)]
     if setting.curve:
-        every = max(1, setting.rounds // papers.POINTS)
-        loss = setting.curve == "loss"
-        found.append(loss_curve(every) if loss else curve(setting.curve, shared, every))
+        every, column = max(1, setting.rounds // papers.POINTS), setting.curve
+        points = figures.loss_curve if column == "loss" else partial(figures.curve, column, shared)
+        found.append(points(every=every))
     if setting.per_class:
-        found.append(last(classes))
+        found.append(last(figures.classes))
     if setting.per_group and row.method == "sgpt":
-        found += [selections_of_client(), last(congruence)]
+        found += [figures.selections_of_client(), last(figures.congruence)]
     if "clusters" in getattr(row, "figures", ()):
-        found.append(last(clusters(SUPERCLASSES)))
+        found.append(last(figures.clusters(SUPERCLASSES)))
     return Joined(*found)
 
 
