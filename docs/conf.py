@@ -80,7 +80,7 @@ nitpick_ignore_regex = [
     ("py:class", r"fedprompt\.methods\.(setting\._Module|registry\._Make)"),
     (
         "py:class",
-        r"fedprompt\.prompted_network\.PromptedNetwork",
+        r"fedprompt\.saved\.network\.PromptedNetwork",
     ),  # described at load_prompts
     # In signatures only:
     (
@@ -93,7 +93,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"fedprompt\.(interfaces\.method\.Clients|_saved_folder\.Description)",
+        r"fedprompt\.(interfaces\.method\.Clients|saved\.folder\.Description)",
     ),
     ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
     ("py:class", r"PIL\..*"),

@@ -53,7 +53,7 @@ from fedprompt.prompts.visual import DeepPrompts, GroupPrompts, LayeredPrompts, 
 from fedprompt.proximal import proximal_loss
 from fedprompt.rounds import run_rounds
 from fedprompt.sampling import sample_clients, stream_generator
-from fedprompt.saved_prompts import load_prompts, save_prompts
+from fedprompt.saved.prompts import load_prompts, save_prompts
 
 __all__ = [
     # Evidence: a value, and a weight for each row

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 import fedprompt as fp
 from clips import TEXT, VISION
-from fedprompt import _saved_folder
 from fedprompt.backbones.preparation import Preparation, of_timm
 from fedprompt.methods.models import PromptedModel
+from fedprompt.saved import saved_folder
 from refusals import check_refused, refusals
 
 CLASSES = ["cat", "dog"]
@@ -222,7 +222,7 @@ def test_a_model_whose_prediction_is_more_than_its_parts_is_refused(clip, tmp_pa
 
 def described(name):
     fingerprint = {"weights": name}
-    return _saved_folder.Description(kind="vit", fingerprint=fingerprint, about={"data": name})
+    return saved_folder.Description(kind="vit", fingerprint=fingerprint, about={"data": name})
 
 
 def test_a_save_that_ends_at_any_moment_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch):
@@ -231,23 +231,23 @@ def test_a_save_that_ends_at_any_moment_leaves_the_old_folder_or_the_new_one(tmp
     found = set()
     for last in range(20):
         folder = tmp_path / str(last)
-        _saved_folder.write(folder, described("old"), old, "old")
+        saved_folder.write(folder, described("old"), old, "old")
         with monkeypatch.context() as patch:
             steps = iter(range(last))
             for name in ("replace", "fsync"):
-                real = getattr(_saved_folder.os, name)
+                real = getattr(saved_folder.os, name)
 
                 def step(*given, real=real, steps=steps):
                     next(steps)  # which ends the save
                     return real(*given)
 
-                patch.setattr(_saved_folder.os, name, step)
+                patch.setattr(saved_folder.os, name, step)
             with suppress(StopIteration, RuntimeError):
-                _saved_folder.write(folder, described("new"), new, "new")
-        which, state = _saved_folder.read(folder)
+                saved_folder.write(folder, described("new"), new, "new")
+        which, state = saved_folder.read(folder)
         found.add(which.about["data"])
         assert torch.equal(state["x"], {"old": old, "new": new}[which.about["data"]]["x"])
-        _saved_folder.write(folder, described("last"), old, "last")
+        saved_folder.write(folder, described("last"), old, "last")
         assert (folder / "README.md").read_text() == "last"
         assert not [*folder.glob("*.part")]
     assert found == {"old", "new"}
@@ -255,16 +255,16 @@ def test_a_save_that_ends_at_any_moment_leaves_the_old_folder_or_the_new_one(tmp
 
 def test_an_edited_card_and_files_of_others_are_kept_and_links_are_not_followed(tmp_path):
     folder, state = tmp_path / "folder", {"x": torch.ones(2)}
-    _saved_folder.write(folder, described("a"), state, "card a")
+    saved_folder.write(folder, described("a"), state, "card a")
     (folder / "notes.txt").write_text("mine")
     (tmp_path / "target").write_text("not to be written")
     (folder / "state.safetensors").unlink()
     (folder / "state.safetensors").symlink_to(tmp_path / "target")
-    _saved_folder.write(folder, described("b"), state, "card b")
+    saved_folder.write(folder, described("b"), state, "card b")
     assert (folder / "README.md").read_text() == "card b"
     (folder / "README.md").write_text("edited")
     for name in "cd":
-        _saved_folder.write(folder, described(name), state, f"card {name}")
+        saved_folder.write(folder, described(name), state, f"card {name}")
         assert (folder / "README.md").read_text() == "edited"
     assert (folder / "notes.txt").read_text() == "mine"
     assert (tmp_path / "target").read_text() == "not to be written"
@@ -273,7 +273,7 @@ def test_an_edited_card_and_files_of_others_are_kept_and_links_are_not_followed(
         (other := tmp_path / name.partition(".")[0]).mkdir()
         (other / name).write_text('{"model_type": "bert"}')
         with pytest.raises(ValueError, match=r"must (be of format|have no file of another)"):
-            _saved_folder.write(other, described("a"), state, "card")
+            saved_folder.write(other, described("a"), state, "card")
         assert (other / name).read_text() == '{"model_type": "bert"}'
 
 
@@ -281,7 +281,7 @@ def changed(folder, **changes):
     """Write a description with the digest of its new content, as a stranger can."""
     values = json.loads((folder / "config.json").read_text()) | changes
     digest = values.pop("digest")
-    digest = _saved_folder._digest(values) if "digest" not in changes else digest
+    digest = saved_folder._digest(values) if "digest" not in changes else digest
     (folder / "config.json").write_text(json.dumps(values | {"digest": digest}))
 
 

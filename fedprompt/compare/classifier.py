@@ -1,8 +1,6 @@
 """Trained classifiers in folders: a state, how the module is made, and the preparation."""
 
-import csv
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, fields, replace
@@ -17,15 +15,15 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 import fedprompt.samples  # noqa: F401  (its networks have names)
-from fedprompt import _saved_folder as saved
 from fedprompt._files import path_of
-from fedprompt._saved_folder import Description
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.pretrained import Network, check_source, network
 from fedprompt.compare import rows
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods import METHODS, ClientData, ClipSetting, Setting, VitSetting
-from fedprompt.prompted_network import rebuilt
+from fedprompt.saved import saved_folder as saved
+from fedprompt.saved.network import rebuilt
+from fedprompt.saved.saved_folder import Description
 
 TRAINING = {"rounds", "steps", "seed", "public", "device", "batch_size", "cohort_size", "schedule"}
 TRAINING |= {"epochs", "drop_last", "augment", "make_optimizer", "autocast"}
@@ -356,39 +354,3 @@ def _renamed(
             )
             found[name] = value
     return other, found
-
-
-def predict(arguments: Sequence[str] | None = None) -> None:
-    """Run ``fedprompt predict FOLDER IMAGES...``, which prints a CSV of probabilities."""
-    from fedprompt.compare.command import OneLine
-
-    parser = OneLine("fedprompt predict", description=predict.__doc__)
-    parser.add_argument("folder", type=Path, help="folder of a trained classifier")
-    parser.add_argument("images", nargs="+", help="images, or folders of images")
-    parser.add_argument("--weights", help="file or folder of the network's weights")
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args(arguments)
-    try:
-        model = load(args.folder, weights=args.weights, device=args.device)
-        out = csv.writer(sys.stdout, lineterminator="\n")
-        out.writerow(["image", "class", *model.class_names])
-        files = files_of(args.images)
-        for start in range(0, len(files), BATCH):
-            part = files[start : start + BATCH]
-            found = model.predict(part)
-            for path, name, row in zip(part, *found, strict=True):
-                out.writerow([path, name, *(f"{value:.6g}" for value in row.tolist())])
-    except (ValueError, OSError) as error:
-        text = " ".join(str(error).split())
-        print(f"fedprompt predict: {text}", file=sys.stderr)
-        sys.exit(2)
-
-
-def files_of(paths: Sequence[str]) -> list[str]:
-    """Return image files, and those of folders, in the order of their names."""
-    endings = {each for each, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = []
-    for path in map(Path, paths):
-        inner = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in endings]
-        found += [*map(str, inner)] if path.is_dir() else [str(path)]
-    return found

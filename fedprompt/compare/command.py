@@ -14,6 +14,7 @@ give them different methods.
 """
 
 import argparse
+import csv
 import os
 import re
 import shlex
@@ -25,8 +26,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from PIL import Image
 
-from fedprompt.compare import classifier, ranks
+from fedprompt.compare import ranks
+from fedprompt.compare.classifier import BATCH, load
 from fedprompt.compare.folder import folder
 from fedprompt.compare.problems import Budget, Problem, Protocol
 from fedprompt.compare.report import check_device, check_folder, estimate, run
@@ -184,9 +187,43 @@ def split(text: str) -> list[str]:
     return found
 
 
+def predict(arguments: Sequence[str] | None = None) -> None:
+    """Run ``fedprompt predict FOLDER IMAGES...``, which prints a CSV of probabilities."""
+    parser = OneLine("fedprompt predict", description=predict.__doc__)
+    parser.add_argument("folder", type=Path, help="folder of a trained classifier")
+    parser.add_argument("images", nargs="+", help="images, or folders of images")
+    parser.add_argument("--weights", help="file or folder of the network's weights")
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args(arguments)
+    try:
+        model = load(args.folder, weights=args.weights, device=args.device)
+        out = csv.writer(sys.stdout, lineterminator="\n")
+        out.writerow(["image", "class", *model.class_names])
+        files = files_of(args.images)
+        for start in range(0, len(files), BATCH):
+            part = files[start : start + BATCH]
+            found = model.predict(part)
+            for path, name, row in zip(part, *found, strict=True):
+                out.writerow([path, name, *(f"{value:.6g}" for value in row.tolist())])
+    except (ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        print(f"fedprompt predict: {text}", file=sys.stderr)
+        sys.exit(2)
+
+
+def files_of(paths: Sequence[str]) -> list[str]:
+    """Return image files, and those of folders, in the order of their names."""
+    endings = {each for each, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    found = []
+    for path in map(Path, paths):
+        inner = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in endings]
+        found += [*map(str, inner)] if path.is_dir() else [str(path)]
+    return found
+
+
 def command() -> None:
     """Run `fedprompt compare ...` or `fedprompt predict ...`."""
-    programs = {"compare": main, "predict": classifier.predict}
+    programs = {"compare": main, "predict": predict}
     if not {*sys.argv[1:2]} & programs.keys():
         usage = "fedprompt compare FOLDER ..., or fedprompt predict FOLDER IMAGES ..."
         print(f"usage: {usage}; see fedprompt compare --help", file=sys.stderr)

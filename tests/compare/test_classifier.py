@@ -12,7 +12,8 @@ from PIL import Image
 import fedprompt as fp
 from fedprompt.backbones.pretrained import network
 from fedprompt.compare import Classifier
-from fedprompt.compare.classifier import function_of, load, predict, save
+from fedprompt.compare.classifier import function_of, load, save
+from fedprompt.compare.command import predict
 from fedprompt.methods import METHODS, ClipSetting, Federation, VitSetting
 from other_device import other_device
 

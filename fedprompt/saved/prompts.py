@@ -13,16 +13,16 @@ import torch
 import torch.nn as nn
 
 import fedprompt._refusals as check
-from fedprompt import _saved_folder as saved
 from fedprompt._names import inner_name
-from fedprompt._saved_folder import CONFIG, STATE
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.preparation import Preparation
 from fedprompt.backbones.pretrained import check_source, network
 from fedprompt.interfaces import TextEncoder, Trunk
 from fedprompt.messages.payload import load_values, num_bytes, snapshot
-from fedprompt.prompted_network import (
+from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
+from fedprompt.saved import saved_folder as saved
+from fedprompt.saved.network import (
     PromptedNetwork,
     check_reproduced,
     described,
@@ -30,7 +30,7 @@ from fedprompt.prompted_network import (
     parts_of,
     rebuilt,
 )
-from fedprompt.prompts.visual import GroupPrompts, LayeredPrompts
+from fedprompt.saved.saved_folder import CONFIG, STATE
 from fedprompt.wire import Expected, Header, open_payload, save_payload
 
 _COUNT = "num_classes"

@@ -9,7 +9,6 @@ import torch.nn as nn
 from torch import Tensor
 
 import fedprompt._refusals as check
-from fedprompt._saved_folder import Description
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.images.patches import image_tokens
 from fedprompt.backbones.preparation import Preparation
@@ -20,6 +19,7 @@ from fedprompt.messages.payload import snapshot
 from fedprompt.prompts.context import ContextPrompts, prompted_text
 from fedprompt.prompts.forward import encode_prompted
 from fedprompt.prompts.visual import DeepPrompts, LayeredPrompts, ShallowPrompts
+from fedprompt.saved.saved_folder import Description
 
 _PARTS: dict[str, Any] = {"prompts": LayeredPrompts, "head": nn.Linear, "context": ContextPrompts}
 _TYPES = {LayeredPrompts, ShallowPrompts, DeepPrompts, nn.Linear, ContextPrompts}

@@ -1,0 +1,1 @@
+"""Trained parts in folders: a state, a description and a card."""
