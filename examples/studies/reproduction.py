@@ -236,6 +236,8 @@ def task(paper: str) -> Task:
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
+    curves = {each.curve for each in settings.values()} - {"", "loss"}
+    own |= {f"{name}, best round": f"{(COLUMNS | own)[name]}, best round" for name in curves}
     functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
 
     def method(row: Row, trial: Trial) -> fp.Method:
