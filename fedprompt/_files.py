@@ -91,6 +91,22 @@ def new_file(path: Path, *, like: Path) -> Any:
     return os.fdopen(descriptor, "wb")
 
 
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it to another disk, completely or not at all."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except OSError:
+        replace_files({target: source.read_bytes()})
+
+
+def sync_file(path: Path) -> None:
+    """Synchronize the content of a file to the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def parts_of(directory: Path, name: str) -> list[Path]:
     """List the preliminary files of files whose names match an expression."""
     pattern = re.compile(rf"(?:{name})\.[0-9a-f]{{16}}\.part")

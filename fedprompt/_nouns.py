@@ -1,6 +1,7 @@
 """Checks of entries and payloads that are read as numbers, and of methods."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -108,6 +109,7 @@ def cohort(cohort: Iterable[int], server_round: int) -> list[int]:
         for position, client in enumerate(drawn):
             check.count(f"cohorts[{server_round}][{position}]", client, at_least=0)
         clients = [int(client) for client in drawn]
-        if doubled := sorted({client for client in clients if clients.count(client) > 1}):
-            raise check.wrong("cohorts", "have a client at most once in a round", doubled)
+        doubled = sorted(client for client, times in Counter(clients).items() if times > 1)
+        rule = "have a client at most once in a round"
+        check.require(not doubled, "cohorts", rule, doubled)
     return clients

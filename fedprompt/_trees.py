@@ -3,7 +3,7 @@
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -28,11 +28,18 @@ def to_blob(tree: Any, where: str) -> bytes:
     return safetensors.torch.save(on_cpu(tensors), header)
 
 
-def from_blob(blob: bytes) -> Any:
-    """Read the tree of :func:`to_blob`, on the kinds of devices that it was on."""
-    form, devices = json.loads(texts_of(blob)["tree"])
-    tensors = safetensors.torch.load(blob).items()
-    return unpacked(form, {number: tensor.to(devices[number]) for number, tensor in tensors})
+def from_blob(blob: bytes, device: Any = None) -> Any:
+    """Read the tree of :func:`to_blob`, on the kinds of devices that it was on, or on another."""
+    form, kinds = json.loads(texts_of(blob)["tree"])
+    return unpacked(form, moved(safetensors.torch.load(blob), kinds, device))
+
+
+def moved(
+    tensors: Mapping[str, Tensor], kinds: Mapping[str, str], device: Any
+) -> dict[str, Tensor]:
+    """Move tensors to their kinds of devices. Those that were not on the CPU may get another."""
+    places = {number: kind if kind == "cpu" else device or kind for number, kind in kinds.items()}
+    return {number: tensor.to(places[number]) for number, tensor in tensors.items()}
 
 
 def texts_of(blob: bytes) -> dict[str, str]:
@@ -52,8 +59,24 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: part.detach().to("cpu", copy=True).contiguous() for name, part in tensors.items()}
 
 
-def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0) -> Any:
-    """Turn a tree into JSON types; each tensor is replaced by its number in `tensors`."""
+def packed(
+    thing: Any,
+    where: str,
+    tensors: dict[str, Tensor],
+    files: dict[str, Any] | None = None,
+    *,
+    level: int = 0,
+) -> Any:
+    """Turn a tree into JSON types.
+
+    Args:
+        thing: Tree.
+        where: Its name in errors.
+        tensors: Tensors by number, to which those of the tree are added.
+        files: Files by name, to which those of states on disk are added. If None, the states are a
+            part of the tree.
+        level: Level of `thing` in its tree.
+    """
     if thing is None or type(thing) in (bool, int, str):
         return thing
     if type(thing) is float:
@@ -66,7 +89,7 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
         raise check.wrong(where.partition("[")[0], rule, "more")
 
     def part(child: Any, place: str) -> Any:
-        return packed(child, f"{where}{place}", tensors, level=level + 1)
+        return packed(child, f"{where}{place}", tensors, files, level=level + 1)
 
     for tag, named in _NAMED.items():
         if isinstance(thing, named):
@@ -78,6 +101,8 @@ def packed(thing: Any, where: str, tensors: dict[str, Tensor], *, level: int = 0
     if type(thing) in (list, tuple):
         parts = [part(child, f"[{position}]") for position, child in enumerate(thing)]
         return {type(thing).__name__: parts}
+    if hasattr(thing, "listed"):
+        return part(dict(thing), "") if files is None else {"files": thing.listed(files)}
     if type(thing) in (dict, OrderedDict):
         if strange := [key for key in thing if type(key) not in (str, int)]:
             rule = "have strings and integers as keys"
@@ -95,8 +120,21 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("too many levels") from error
 
 
-def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> Any:
-    """Make the tree from the result of :func:`packed`; raise a ValueError for anything else."""
+def unpacked(
+    thing: Any,
+    tensors: Mapping[str, Tensor],
+    listed: Callable[[Any], Any] | None = None,
+    *,
+    level: int = 0,
+) -> Any:
+    """Make the tree from the result of :func:`packed`; raise a ValueError for anything else.
+
+    Args:
+        thing: Result of :func:`packed`.
+        tensors: Tensors by number.
+        listed: Function from a list of files to states on disk.
+        level: Level of `thing` in its tree.
+    """
     if thing is None or type(thing) in (bool, int, str, float):
         return thing
     if level > DEEPEST or not isinstance(thing, dict) or len(thing) != 1:
@@ -106,14 +144,16 @@ def unpacked(thing: Any, tensors: Mapping[str, Tensor], *, level: int = 0) -> An
         return float(content)
     if tag == "tensor" and isinstance(content, str) and content in tensors:
         return tensors[content]
+    if tag == "files" and listed:
+        return listed(content)
     if tag not in ("dict", "list", "tuple", *_NAMED) or not isinstance(content, list):
         raise ValueError(f"no part of a tree: {tag!r} with {check.kind(content)}")
     if tag == "dict":
         pairs = all(isinstance(pair, list) and len(pair) == 2 for pair in content)
         if not pairs or not all(type(key) in (str, int) for key, _ in content):
             raise ValueError("no pairs of a key and a part in a dict")
-        return {key: unpacked(part, tensors, level=level + 1) for key, part in content}
-    parts = [unpacked(part, tensors, level=level + 1) for part in content]
+        return {key: unpacked(part, tensors, listed, level=level + 1) for key, part in content}
+    parts = [unpacked(part, tensors, listed, level=level + 1) for part in content]
     if tag in _NAMED:
         if len(parts) != len(_NAMED[tag]._fields) + 3 * (tag == "round"):
             raise ValueError(f"{len(parts)} parts of a {_NAMED[tag].__name__}")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._files import locked, parts_of, path_of, replace_files
-from fedprompt._trees import kinds_of_devices, on_cpu, packed, parsed, texts_of, unpacked
+from fedprompt._state_files import NAME, StateFolder, StatesOnDisk
+from fedprompt._trees import kinds_of_devices, moved, on_cpu, packed, parsed, texts_of, unpacked
 
 _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _DEVICES = "devices"
 _RAISE = object()
-_NAMED_TENSORS = f"contain the tensors that {_STATE} names"
+_NAMED_FILES = f"contain the files that {_STATE} names"
 
 
 def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
@@ -63,17 +64,22 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     """
     directory = path_of("directory", directory, of="directory")
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps(packed(state, "state", tensors))
+    files: dict[str, Any] = {}
+    tree = json.dumps(packed(state, "state", tensors, files))
     devices = json.dumps(kinds_of_devices(tensors))
     blob = safetensors.torch.save(on_cpu(tensors), {_DEVICES: devices})
     digest = _digest(tree, blob)
     name = f"tensors-{digest[:16]}.safetensors"
     record = {"format": _FORMAT, "tensors": name, "sha256": digest, "state": tree}
+    taken = StateFolder.at(directory).lock.is_locked
+    check.require(not taken, "directory", "be another folder than `states`", directory)
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         _check_not_lost(directory / _STATE)
         _clean(directory)
         try:
+            for name_of_state in files.keys() - _files(directory):
+                files[name_of_state].link_into(directory)
             # Tensors first: a state must never name a missing file.
             replace_files({directory / name: blob, directory / _STATE: json.dumps(record).encode()})
         finally:
@@ -127,19 +133,29 @@ def load_checkpoint(
         if default is _RAISE:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
-    tree, digest, blob = _read(path)
+    for _ in range(10):  # another process may save in between, and remove what was named
+        try:
+            return _loaded(path, device)
+        except FileNotFoundError as error:
+            missing = Path(error.filename).name
+    raise check.wrong("directory", _NAMED_FILES, f"no file {missing!r}")
+
+
+def _loaded(path: Path, device: torch.device | str | None) -> Any:
+    name, digest, tree = _record(path)
+    blob = (path.parent / name).read_bytes()
     rule = f"contain the saved state, of which {_STATE} has the digest"
     check.require(_digest(tree, blob) == digest, "directory", rule, "other content")
+    states = partial(StatesOnDisk.of_list, StateFolder.at(path.parent), device)
+    kinds: dict[str, str] = {}
     try:
-        tensors = safetensors.torch.load(blob)
-        kinds = parsed(texts_of(blob)[_DEVICES])
-        for number, kind in kinds.items():
-            tensors[number] = tensors[number].to("cpu" if kind == "cpu" else device or kind)
-        return unpacked(parsed(tree), tensors)
+        kinds |= parsed(texts_of(blob)[_DEVICES])
+        tensors = moved(safetensors.torch.load(blob), kinds, device)
+        return unpacked(parsed(tree), tensors, states)
     except (AssertionError, RuntimeError) as error:  # the first if PyTorch has no CUDA
         rule = f"be one of this machine, because tensors were on {sorted(set(kinds.values()))}"
         raise check.wrong("device", rule, device) from error
-    except (ValueError, KeyError, safetensors.SafetensorError) as error:
+    except (TypeError, ValueError, KeyError, safetensors.SafetensorError) as error:
         rule = "contain a state as `save_checkpoint` writes it"
         raise check.wrong("directory", rule, error) from error
 
@@ -149,18 +165,6 @@ def _digest(tree: str, blob: bytes) -> str:
     total = hashlib.sha256(tree.encode(errors="surrogatepass"))
     total.update(blob)
     return total.hexdigest()
-
-
-def _read(path: Path) -> tuple[str, str, bytes]:
-    """Read the tree's text, the digest and the tensors.
-
-    If another process saves in between, the tensors may be gone. Then the state is read again.
-    """
-    for _ in range(10):
-        name, digest, tree = _record(path)
-        with suppress(FileNotFoundError):
-            return tree, digest, (path.parent / name).read_bytes()
-    raise check.wrong("directory", _NAMED_TENSORS, f"no file {name!r}")
 
 
 def _record(path: Path) -> tuple[str, str, str]:
@@ -176,31 +180,32 @@ def _record(path: Path) -> tuple[str, str, str]:
     given, name, digest, tree = parts
     rule = f"contain a checkpoint of format {_FORMAT!r}"
     check.require(given == _FORMAT, "directory", rule, given)
-    check.require(_TENSORS.fullmatch(name), "directory", _NAMED_TENSORS, f"no file {name!r}")
+    check.require(_TENSORS.fullmatch(name), "directory", _NAMED_FILES, f"no file {name!r}")
     return name, digest, tree
 
 
 def _clean(directory: Path) -> None:
     """Remove files that no state refers to.
 
-    If the state cannot be read, complete tensors stay: they may be the only remains of a run.
+    If the state cannot be read, complete files stay: they may be the only remains of a run.
     `_check_not_lost` comes before, so tensors without a state are those of an interrupted save.
     """
     state = directory / _STATE
-    leftovers = set(parts_of(directory, _TENSORS.pattern))
+    leftovers = set(parts_of(directory, f"{_TENSORS.pattern}|{NAME.pattern}"))
     named = _named(state)
     if named is not None or not state.exists():
-        leftovers |= {directory / name for name in _tensors(directory) - {named}}
+        used = (named or set()) | {*StateFolder.at(directory).files}
+        leftovers |= {directory / name for name in _files(directory) - used}
     for leftover in leftovers:
         leftover.unlink()
     for part in parts_of(directory, re.escape(_STATE)):
         part.unlink()  # last: it tells that they may go
 
 
-def _tensors(directory: Path) -> set[str]:
-    """List the files with names that this module gives to tensors."""
-    found = directory.glob("tensors-*")
-    return {p.name for p in found if _TENSORS.fullmatch(p.name) and not p.is_dir()}
+def _files(directory: Path) -> set[str]:
+    """List the files with names that this package gives to tensors and to states of clients."""
+    found = {entry.name for entry in os.scandir(directory) if entry.is_file()}
+    return {name for name in found if _TENSORS.fullmatch(name) or NAME.fullmatch(name)}
 
 
 def _check_not_lost(state: Path) -> None:
@@ -209,14 +214,19 @@ def _check_not_lost(state: Path) -> None:
     An interrupted first save also leaves tensors without a state. It leaves a preliminary state
     that names them, too.
     """
-    begun = {_named(part) for part in parts_of(state.parent, re.escape(_STATE))}
-    fits = not _tensors(state.parent) - begun or state.exists()
-    check.require(fits, "directory", f"contain {_STATE}, which names its tensors", "tensors alone")
+    if state.exists() or not state.parent.is_dir():
+        return
+    begun = [_named(part) or set() for part in parts_of(state.parent, re.escape(_STATE))]
+    lost = {name for name in _files(state.parent).difference(*begun) if _TENSORS.fullmatch(name)}
+    check.require(
+        not lost, "directory", f"contain {_STATE}, which names its tensors", "tensors alone"
+    )
 
 
-def _named(state: Path) -> str | None:
-    """Return the name of the tensors in a state, or None if the state cannot be read."""
+def _named(state: Path) -> set[str] | None:
+    """Return the names of the files in a state, or None if the state cannot be read."""
     try:
-        return _record(state)[0]
+        name, _, tree = _record(state)
     except (FileNotFoundError, ValueError):
         return None
+    return {name, *NAME.findall(tree)}

@@ -2,12 +2,14 @@
 
 import copy
 import hashlib
+import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,8 +19,10 @@ from torch import Tensor
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
+from fedprompt._files import path_of
 from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams, resumed_streams
+from fedprompt._state_files import carried, states_of, tidy
 from fedprompt._trees import packed, to_blob
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
@@ -27,6 +31,7 @@ from fedprompt.interfaces.method import (
     Clients,
     check_takes_part,
     check_wrappers,
+    filled,
     run_of,
     sends_changes,
     wrapped,
@@ -58,6 +63,7 @@ def run_rounds(
     start: Round | None = None,
     group: "distributed.ProcessGroup | None" = None,
     share: bool = False,
+    states: str | os.PathLike[str] | None = None,
 ) -> Iterator[Round]:
     """Run the rounds of a method.
 
@@ -96,6 +102,11 @@ def run_rounds(
             clients of a round. The others are guests of the ranks that are not full, where `data`
             must have them, too. The state of a guest is sent there, and home again before the round
             is yielded.
+        states: Folder for the states of clients while the run lasts. They are then not in memory:
+            each is in a file of its client and round, which is read when it is needed, and removed
+            when no round has it. :func:`save_checkpoint` gives the files a second name in its own
+            folder, so you resume from the checkpoint alone. Another process cannot use the folder.
+            With ranks, each has a folder in it. If None, states are in memory.
 
     Yields:
         State after each round, with the clients of this process.
@@ -131,7 +142,9 @@ def run_rounds(
     data, cohorts, images = run_of(method, data, cohorts, alone=group is None)
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
-    engine = _Engine(method, data, images, group, iter(cohorts), share, seed_of(method))
+    folder = None if states is None else path_of("states", states, of="folder")
+    given = method, data, images, group, iter(cohorts), share, seed_of(method), folder
+    engine = _Engine(*given)
     first = start or Round(-1, method.server.state, {})
     first.check_made_by(method, "start")
     check.count("start.server_round", first.server_round, at_least=-1)
@@ -139,6 +152,7 @@ def run_rounds(
     now: Round | None
     with kept_streams():
         engine, now = engine.begun(first._replace(origin=method.origin))
+    del start, first  # their states are freed when no later round has them
     while True:
         with kept_streams():
             now = engine.next(now)
@@ -166,8 +180,11 @@ def moved(
     trees = on_all_ranks(states, max(now.server_round, 0), group=group, what="the states of guests")
     sent = (pair for tree in trees for pair in tree.items())
     arrived = {client: state for client, state in sent if routes[client][1] == rank}
-    staying = {client: state for client, state in now.clients.items() if client not in leaving}
-    return now._replace(clients=staying | arrived)
+    own = carried(now.clients, now.server_round)
+    for client in leaving:
+        del own[client]
+    own.update(arrived)
+    return now._replace(clients=own)
 
 
 def counted(method: Method, ledger: Ledger) -> Method:
@@ -386,6 +403,7 @@ class _Engine(NamedTuple):
     cohorts: Iterator[Iterable[int]]
     share: bool
     seed: int
+    folder: Path | None
 
     def begun(self, start: Round) -> "tuple[_Engine, Round]":
         """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
@@ -393,25 +411,29 @@ class _Engine(NamedTuple):
 
         def own() -> list[Any]:
             ids = [*start.clients, *start.stateful]
-            strange = [repr(client) for client in ids if not client.isdecimal()]
+            strange = [repr(c) for c in ids if not c.isdecimal() or str(int(c)) != c]
             check.nothing(strange, "start.clients", "have ids of clients as keys")
-            here = [client for client in start.stateful if is_here(int(client), self.group)]
-            if missing := sorted(int(client) for client in here if start.missed(client)):
+            away = map(int, start.stateful.difference(filled(start.clients)))
+            if missing := sorted(c for c in away if is_here(c, self.group)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
             with _noted("the rounds up to `start`"):
                 deque(islice(self.cohorts, first), maxlen=0)
-            states = start.clients.items()
-            found.update((c, state) for c, state in states if is_here(int(c), self.group))
-            for client, state in found.items():
-                check_wrappers(self.method, client, state)
+            here = [client for client in start.clients if is_here(int(client), self.group)]
+            on_disk = not isinstance(start.clients, dict)  # and so of one run
+            for client in islice(filled(start.clients), 1) if on_disk else here:
+                check_wrappers(self.method, client, start.clients[client])
+            folder = self.folder
+            if folder and self.group:
+                folder /= f"rank-{rank_of(self.group)[0]}"
+            found.append(states_of(start.clients, here, folder, start.server_round))
             return [str(self.share), self.seed]
 
-        found: dict[str, State] = {}
+        found = list[Any]()
         starts = on_all_ranks(own, first, group=self.group, what="the start")
         self._check_same("share", [share for share, _ in starts], first)
         server = self._agreed(lambda: start.server, first)
-        return self._replace(seed=starts[0][1]), start._replace(server=server, clients=found)
+        return self._replace(seed=starts[0][1]), start._replace(server=server, clients=found[0])
 
     def next(self, now: Round) -> Round | None:
         """Run a round, or return None at the end."""
@@ -421,11 +443,13 @@ class _Engine(NamedTuple):
         rank, world = rank_of(self.group)
         homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, self.share))
         now = moved(now, homes, hosts, self.group)
-        here = [client for client in clients if hosts[client] == rank]
+        here = sorted(client for client in clients if hosts[client] == rank)
         for exchange in range(self.method.exchanges):
             calls = Calls(self.method, self.seed, now.server_round, exchange)
             now = self._exchange(here, now, calls)
-        return moved(now, hosts, homes, self.group)
+        now = moved(now, hosts, homes, self.group)
+        tidy(now.clients)
+        return now
 
     def _drawn(self, server_round: int) -> list[int] | None:
         """Return the next cohort, the same on all ranks, or None at the end on all ranks."""
@@ -446,23 +470,24 @@ class _Engine(NamedTuple):
 
     def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
         """Train clients on this rank, and take the step of the server with all payloads."""
-        states = dict(now.clients)
-        alone = self.group is None and clients == sorted(clients)
-        sums, count = calls.sums(now.server) if alone else None, 0
+        states = carried(now.clients, now.server_round)
+        sums, count = calls.sums(now.server) if self.group is None else None, 0
 
         def train() -> dict[str, Any]:
             nonlocal count
-            payloads = dict[int, Message | None]()
+            payloads, seen = dict[int, Message | None](), dict[str, str]()
             for client in clients:
                 with _noted(f"client {client}, round {now.server_round}"):
-                    payload, states[str(client)] = self._trained(client, now, calls)
+                    payload, state = self._trained(client, now, calls)
+                    states[str(client)] = state
+                    if state:
+                        seen[str(client)] = self.images(client)
                 if sums is None or payload is None:
                     payloads[client] = payload
                     continue
                 with _noted(f"server, round {now.server_round}; payload of client {client}"):
                     sums.add(client, payload)
                 count += 1
-            seen = {str(client): self.images(client) for client in clients if states[str(client)]}
             return {"payloads": payloads, "images": seen}
 
         trees = on_all_ranks(train, now.server_round, group=self.group, what="the payloads")

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-from studies import ablations, codecs, digits, emoji, patches, photos, privacy, reproduction
+from studies import ablations, codecs, digits, emoji, patches, photos, privacy, reproduction, sizes
 from studies.core import Task
 
-MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction)
+MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction, sizes)
 
 
 def named(name: str) -> Task:

@@ -290,4 +290,4 @@ def task_of(name: str, *without: str) -> Task:
     )
 
 
-TASKS = {"solar": task_of("solar", "fedhpl", "sgpt"), "mnist": task_of("mnist")}
+TASKS = {"solar": task_of("solar", "fedhpl", "sgpt", "sizes"), "mnist": task_of("mnist", "sizes")}

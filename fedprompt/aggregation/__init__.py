@@ -7,6 +7,7 @@ from fedprompt.aggregation.means import weighted_mean
 from fedprompt.aggregation.optimizers import adam, descend, fedopt, yogi
 from fedprompt.aggregation.personal import distances, mixtures
 from fedprompt.aggregation.servers import averaging_server, ema, overwrite
+from fedprompt.aggregation.unlike import leading, padded
 
 __all__ = [
     "adam",
@@ -16,9 +17,11 @@ __all__ = [
     "ema",
     "fedopt",
     "heterogeneous_means",
+    "leading",
     "low_rank_mean",
     "mixtures",
     "overwrite",
+    "padded",
     "update_by_name",
     "weighted_mean",
     "yogi",

@@ -11,6 +11,7 @@ from fedprompt.aggregation._packed import PayloadSums
 from fedprompt.aggregation._rules import Blend
 from fedprompt.aggregation._sums import RowSums
 from fedprompt.aggregation.means import weighted_mean
+from fedprompt.aggregation.unlike import leading, padded
 from fedprompt.interfaces import Payload, Server, ServerRule, ServerUpdate, State
 
 
@@ -73,14 +74,19 @@ def averaging_server(
     update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
     *,
     aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean,
+    form: Callable[[int], Payload] | None = None,
 ) -> Server:
-    """Make a :class:`Server` that sends the same values to all clients, and averages payloads.
+    """Make a :class:`Server` that sends its values to clients, and averages their payloads.
 
     Args:
         values: First broadcast; the server keeps detached copies.
         update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
             takes the mean.
         aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`.
+        form: Function from a client id to a payload with its shapes, as in :class:`Method`, for
+            clients of unlike size. A client receives the first rows, as many as it has
+            (:func:`~fedprompt.aggregation.leading`), and the others have weight 0 in its payload
+            (:func:`~fedprompt.aggregation.padded`). If None, all clients have all rows.
 
     Returns:
         A server. Its state contains the `values` and the state of the `update`. It receives values,
@@ -98,13 +104,15 @@ def averaging_server(
     rule = overwrite() if update is None else update
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
     check.function("aggregate", aggregate)
+    check.optional(check.function, "form", form)
     first = {name: value.detach().clone() for name, value in values.items()}
 
     def answer(client: int, state: State) -> Any:
         _check_state(state)
-        return state["values"]
+        return state["values"] if form is None else leading(state["values"], form(client))
 
-    step = _Mean(rule) if aggregate is weighted_mean else _Step(rule, aggregate)
+    kind = _Mean if aggregate is weighted_mean else _Step
+    step = kind(rule, aggregate, form is not None)
     changes = getattr(rule, "changes", None)  # of your own rule, it is not known
     state = {"values": first, "update": rule.init(first)}
     return Server(state, answer, step, changes, empty=False)
@@ -113,12 +121,20 @@ def averaging_server(
 @dataclass(frozen=True)
 class _Step:
     rule: ServerUpdate[Mapping[str, Tensor], Payload]
-    aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean
+    aggregate: Callable[[Iterable[Payload]], Payload]
+    unlike: bool
 
     def __call__(self, server_round: int, payloads: Mapping[int, Any], state: State) -> State:
         check.instance("payloads", payloads, Mapping, "map ids of clients to payloads")
         _check_state(state)
-        return self.updated(self.aggregate(payloads.values()), state)
+        found = [self.whole(client, payload, state) for client, payload in payloads.items()]
+        return self.updated(self.aggregate(found), state)
+
+    def whole(self, client: int, payload: Any, state: State) -> Any:
+        if not self.unlike:
+            return payload
+        with check.located(f"payloads[{client}]"):
+            return padded(payload, state["values"])
 
     def updated(self, mean: Payload, state: State) -> State:
         values, memory = self.rule.step(state["values"], mean, state["update"])
@@ -140,7 +156,8 @@ class _Sums:
         self.sums = PayloadSums(RowSums)
 
     def add(self, client: int, payload: Any) -> None:
-        self.sums.add(f"payloads[{client}]", payload)
+        whole = self.step.whole(client, payload, self.state)
+        self.sums.add(f"payloads[{client}]", whole)
 
     def end(self, server_round: int) -> State:
         return self.step.updated(self.sums.result(), self.state)

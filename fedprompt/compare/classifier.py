@@ -200,13 +200,15 @@ def plain_fields(setting: Setting) -> dict[str, Any]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """Return a value of numbers, texts and lists of these.
+    """Return a value of numbers, texts, and lists and dicts of these; keys of dicts are texts.
 
     Raises:
         ValueError: If it has other parts, such as a function or a tensor.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(name, part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(name, part) for key, part in value.items()}
     fits = isinstance(value, bool | int | float | str | None)
     check.require(fits, name, "be plain, so that a classifier can be written", check.kind(value))
     return value

@@ -180,7 +180,10 @@ def split(text: str) -> list[str]:
     """Divide methods at commas, of which some are between the values of one method."""
     found = list[str]()
     for part in (each.strip() for each in text.split(",")):
-        if found and re.match(r"[A-Za-z_]\w*=", part) and re.search(r":[A-Za-z_]\w*=", found[-1]):
+        last = found[-1] if found else ""
+        inside = len(re.findall(r"[\[({]", last)) > len(re.findall(r"[\])}]", last))
+        given = re.match(r"[A-Za-z_]\w*=", part) and re.search(r":[A-Za-z_]\w*=", last)
+        if inside or given:
             found[-1] += f",{part}"
         else:
             found.append(part)

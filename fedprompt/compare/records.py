@@ -48,6 +48,13 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*named, json.dumps(record["values"], sort_keys=True, default=str))
 
 
+def written(value: Any) -> Any:
+    """Return a value as a file has it: keys are texts, and sequences are lists."""
+    if isinstance(value, Mapping):
+        return {str(key): written(each) for key, each in value.items()}
+    return [*map(written, value)] if isinstance(value, list | tuple) else value
+
+
 def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
     """Begin a run in a folder, or continue the same one, and return the folder.
 

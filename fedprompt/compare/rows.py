@@ -71,8 +71,9 @@ class Row:
 
     @property
     def personalized(self) -> bool:
-        """Whether the method has a model for each client."""
-        return self.method != "" and "personalized" in self.entry.traits
+        """Whether the method has a model for each client, of its own or of its size."""
+        traits = self.entry.traits if self.method else ()
+        return "personalized" in traits or bool(self.values.get("sizes"))
 
     def stamp(self, *more: Any) -> str:
         """Return a digest of the values, of the source of the method, and of more.

@@ -67,7 +67,8 @@ class Run:
 
     def named(self) -> Record:
         """Return the fields that a run and its record have in common."""
-        where = self.partition, self.row.title, self.seed, self.trial, dict(self.row.values)
+        values = records.written(self.row.values)
+        where = self.partition, self.row.title, self.seed, self.trial, values
         named = dict(zip(records.NAMED, where, strict=True)) | {"stamp": self.stamp}
         if self.row.family != self.problem.families[0]:
             named["tower"] = True

@@ -251,8 +251,7 @@ class Round(_Parts):
         made = super().__new__(cls, server_round, server, clients)
         check.iterable("stateful", stateful, "ids of clients, as strings")
         check.texts("stateful", stateful := list(stateful), at_least=0)
-        states = clients.items() if isinstance(clients, Mapping) else ()
-        made.stateful = frozenset(stateful) | {client for client, state in states if state}
+        made.stateful = frozenset(stateful).union(filled(clients))
         for name, texts in {"origin": origin or {}, "images": images or {}}.items():
             check.names(name, texts, "map strings to strings")
             setattr(made, name, dict(texts))
@@ -301,6 +300,15 @@ class Round(_Parts):
             state = _Missed(client) if self.missed(client) else copied(own)
             answer = calls.answer(client, self.server)
             return own_module(calls.predict(client, data, answer, state))
+
+
+def filled(clients: Any) -> Iterable[str]:
+    """Return the ids of clients whose states are not empty. States on disk are not read."""
+    known: Iterable[str] | None = getattr(clients, "filled", None)
+    if known is not None:
+        return known
+    items = clients.items() if isinstance(clients, Mapping) else ()
+    return [client for client, state in items if state]
 
 
 class _Missed(Mapping[str, Any]):

@@ -49,9 +49,7 @@ class Weighted(_Entry):
             if weight.is_meta != value.is_meta:
                 rule = f"be on the device of `value`, {value.device}"
                 raise check.wrong("weight", rule, weight.device)
-            if weight.shape != value.shape[: weight.ndim]:
-                of = "the leading axes of `value`"
-                check.shape("weight", weight, value.shape[: weight.ndim], of)
+            check.first_axes("weight", weight, "`value`", value)
         return super().__new__(cls, value, weight)
 
     @property

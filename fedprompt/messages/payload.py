@@ -47,7 +47,8 @@ def collect(
         module: Module that the client trained.
         weight: Evidence behind every parameter, usually ``num_examples``; finite and at least 0.
         rows: Evidence for single rows, by parameter name. It replaces `weight` for this name. Each
-            is a tensor of numbers whose shape is the leading shape of the parameter.
+            is a tensor of numbers with the first axes of the parameter, such as (1, 8) for the
+            tokens (1, 8, 48) of :class:`ShallowPrompts`.
         only: Names or dotted prefixes. If None, every parameter is sent.
         buffers: Whether floating-point buffers of ``module.state_dict()`` are sent, too. Integers,
             such as the number of batches, have no mean and are left out.
@@ -92,8 +93,7 @@ def collect(
 def _counts(name: str, given: object, value: Tensor) -> Tensor:
     """Cast the weights of a value's rows."""
     counts = _float32(f"rows[{name!r}]", given)
-    leading = f"the leading axes of {name!r}"
-    check.shape(f"rows[{name!r}]", counts, value.shape[: counts.ndim], leading)
+    check.first_axes(f"rows[{name!r}]", counts, repr(name), value)
     check.nonnegative(f"rows[{name!r}]", counts)
     return counts
 

@@ -57,10 +57,13 @@ from fedprompt.methods.fedtpg import fedtpg as fedtpg
 from fedprompt.methods.fedvpt import fedvpt as fedvpt
 from fedprompt.methods.fedvpt import fedvpt_d as fedvpt_d
 from fedprompt.methods.ffa_lora import ffa_lora as ffa_lora
+from fedprompt.methods.flexlora import flexlora as flexlora
+from fedprompt.methods.flexlora import flexlora_exact as flexlora_exact
 from fedprompt.methods.flora import flora as flora
 from fedprompt.methods.fml import fml as fml
 from fedprompt.methods.full_tuning import full_tuning as full_tuning
 from fedprompt.methods.head import head_tuning as head_tuning
+from fedprompt.methods.hetlora import hetlora as hetlora
 from fedprompt.methods.kgcoop import kgcoop as kgcoop
 from fedprompt.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from fedprompt.methods.local import local as local
@@ -84,6 +87,7 @@ from fedprompt.methods.registry import METHODS, Entry, import_packages, register
 from fedprompt.methods.scaffold import scaffold as scaffold
 from fedprompt.methods.setting import ClientData, Federation, Setting
 from fedprompt.methods.sgpt import sgpt as sgpt
+from fedprompt.methods.sizes import of_sizes
 from fedprompt.methods.steps import averaged, fedavg_client, take_step
 from fedprompt.methods.trip import trip as trip
 from fedprompt.methods.whole_networks import NetworkSetting as NetworkSetting
@@ -107,6 +111,7 @@ __all__ = [
     "counted_passes",
     "evaluate",
     "fedavg_client",
+    "of_sizes",
     "papers",
     "register",
     "take_step",

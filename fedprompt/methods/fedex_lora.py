@@ -23,6 +23,7 @@ import torch.nn.functional as F
 import fedprompt as fp
 from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.sizes import low_rank_pairs
 from fedprompt.methods.steps import averaged, broadcast, take_step
 
 
@@ -44,11 +45,9 @@ def fedex_lora(
     """FedEx-LoRA."""
     model = setting.new_model(tune=lambda model: with_weights(model, rank))
     first = fp.snapshot(model)
-    pairs = {}
-    for weight in (name for name in first if name.endswith("base_layer.weight")):
+    pairs = low_rank_pairs(first)
+    for weight in pairs:
         model.get_parameter(weight).requires_grad_(False)
-        b, a = (weight.replace("base_layer", f"lora_{factor}.default") for factor in "BA")
-        pairs[weight] = b, a
     sent = [name for name in first if name not in pairs]
 
     def train(data, answer, state):

@@ -18,7 +18,6 @@ above, float64, largest difference 1.1e-16 (2026-11).
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
@@ -27,36 +26,36 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt.methods.fedex_lora import with_weights
-from fedprompt.methods.models import VitSetting, check_sequences
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
+from fedprompt.methods.sizes import Sizes, checked_sizes, low_rank_pairs
 from fedprompt.methods.steps import broadcast, take_step
 
 
 @register("FLoRA", families=("one model",), search=LEARNING_RATE)
 def flora(
-    setting: VitSetting, *, learning_rate: float = 1e-2, ranks: Sequence[int] = (2,)
+    setting: VitSetting, *, learning_rate: float = 1e-2, rank: int = 2, sizes: Sizes | None = None
 ) -> fp.Method:
-    """FLoRA. Clients have the ranks in turn."""
-    check_sequences(ranks=ranks)
-    if not ranks:
-        raise ValueError(f"`ranks` must have at least one rank; got {ranks!r}.")
-    models = {rank: setting.new_model(tune=partial(with_weights, rank=rank)) for rank in {*ranks}}
-    values = fp.snapshot(models[ranks[0]])
+    """FLoRA. A size is the rank of a client."""
+    own = checked_sizes(setting, sizes or {}, rank=rank)
+    ranks = {rank, *(size for (size,) in own.values())}
+    models = {each: setting.new_model(tune=partial(with_weights, rank=each)) for each in ranks}
+    values = fp.snapshot(models[rank])
     first = {name: value for name, value in values.items() if ".lora_" not in name}
-    factors = {}
-    for weight in (name for name in first if name.endswith("base_layer.weight")):
-        factors[weight] = [weight.replace("base_layer", f"lora_{each}.default") for each in "BA"]
-        for each in models.values():
+    factors = low_rank_pairs(values)
+    for each in models.values():
+        for weight in factors:
             each.get_parameter(weight).requires_grad_(False)
     lora = {each: fp.snapshot(models[each], only=[*chain(*factors.values())]) for each in models}
     sent = [*(name for name in first if name not in factors), *chain(*factors.values())]
 
     def model_of(client, values):
-        rank = ranks[client % len(ranks)]
-        fp.load_values(models[rank], {**lora[rank], **values})  # B is 0
-        return models[rank]
+        (size,) = own.get(client, (rank,))
+        fp.load_values(models[size], {**lora[size], **values})  # B is 0
+        return models[size]
 
     def train(data, answer, state):
+        checked_sizes(data.setting, sizes or {}, rank=rank)
         model, draw = model_of(data.id, answer), data.generator("LoRA")
         for _, a in factors.values():
             nn.init.kaiming_uniform_(model.get_parameter(a), math.sqrt(5), generator=draw)
@@ -80,6 +79,6 @@ def flora(
         return fp.collect(model_of(client, first), weight=0, only=sent)
 
     def predict(data, answer, state):
-        return model_of(0, answer)  # a new B is 0, whatever the rank
+        return model_of(data.id, answer)  # a new B is 0
 
     return fp.Method(train, fp.Server(first, broadcast, step), predict, form=form)

@@ -374,9 +374,10 @@ class ClipSetting(Setting):
         check.require(self.attributes is None, "class_names", rule, check.kind(class_names))
         return replace(self, class_names=class_names, num_classes=len(class_names))
 
-    def new_context(self) -> fp.ContextPrompts:
-        """Make a context whose initial values depend on the seed alone."""
-        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=self.length))
+    def new_context(self, length: int | None = None) -> fp.ContextPrompts:
+        """Make a context, by default as long as others, whose values depend on the seed alone."""
+        size = self.length if length is None else length
+        return self.seeded(lambda: fp.ContextPrompts(self.tower.dim, length=size))
 
     def drawn_contexts(self, purpose: str, count: int = 1) -> fp.ContextPrompts:
         """Make contexts from a stream of their own, which `purpose` names."""

@@ -519,12 +519,16 @@ class Federation:
 
 
 def plain_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Write numbers, strings, dtypes, None, and sequences of them; leave out other values."""
+    """Write numbers, strings, dtypes, None, sequences and dicts of them; leave out other values."""
     texts = {name: _text(value) for name, value in values.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        texts = plain_texts({str(key): each for key, each in value.items()})
+        pairs = ", ".join(f"{key}: {texts[key]}" for key in sorted(texts))
+        return f"{{{pairs}}}" if len(texts) == len(value) else None
     if isinstance(value, tuple | list | range):
         parts = [_text(part) for part in value]
         return None if None in parts else f"[{', '.join(map(str, parts))}]"

@@ -26,6 +26,10 @@ ROWS = [
     for family, kinds in LIKE.items()
     if kinds & {*entry.families}
 ]
+SMALLER = {
+    name: {"sizes": {1: 1}} if "sizes" in entry.defaults else {} for name, entry in METHODS.items()
+}
+"""A smaller client, whose folder has a model of its size."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def trained(name, family, frozen, **changes):
         setting = VitSetting(trunk=frozen.trunk, num_classes=3, num_prompts=2, **given)
     labels, shards = torch.arange(18) % 3, dict(enumerate(torch.arange(18).split(6)))
     federation = Federation(inputs, labels, shards)
-    method = entry.make(setting)
+    method = entry.make(setting, **SMALLER[name])
     *_, now = fp.run_rounds(method, federation)
     return setting, now, federation, method, "tokens" if tokens else "images"
 
@@ -69,7 +73,7 @@ def saved(folder, name, family, frozen, client=1, **changes):
         setting=setting,
         method=name,
         make=METHODS[name].make,
-        values=METHODS[name].defaults,
+        values=METHODS[name].defaults | SMALLER[name],
         class_names=NAMES,
         client=client,
         inputs=inputs,

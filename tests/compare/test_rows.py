@@ -51,6 +51,12 @@ def test_commas_divide_methods_and_values():
         "fedprox:learning_rate=0.1,proximal_weight=1",
         *("mine.py:f", "a/b.py:g:rank=2,size=3", "ditto"),
     ]
+    sizes = "fedlora:sizes={0: 1,1: (2,3)},rank=8"  # commas within brackets divide nothing
+    assert split(f"local,{sizes}, sgpt:blocks=[['head'],['groups']]") == [
+        *("local", sizes, "sgpt:blocks=[['head'],['groups']]")
+    ]
+    assert chosen(sizes)[0].values["sizes"] == {0: 1, 1: (2, 3)}
+    assert chosen(sizes)[0].personalized  # clients have models of their own sizes
 
 
 def test_methods_of_a_file_are_its_functions_of_a_setting(file):

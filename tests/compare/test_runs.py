@@ -89,6 +89,16 @@ def test_a_run_continues_and_costs_what_is_missing(tmp_path):
     assert figures(more) == figures(compare.run(digits(), ["head_tuning", "fedprox"], seeds=2))
 
 
+def test_a_run_of_clients_of_unlike_size_continues(tmp_path):
+    """Keys of a file are texts, and sequences are lists."""
+    methods = ["fedlora:rank=2,sizes={2: 1, 0: 1}", "fedvpt_d:sizes={0: (1, 2)}"]
+    first = compare.run(digits(), methods, seeds=1, out=tmp_path)
+    more = compare.run(digits(), methods, seeds=2, out=tmp_path)
+    assert len(lines(tmp_path)) == 2 * 4
+    assert figures(more).items() >= figures(first).items()
+    assert "sizes" in str(more)
+
+
 def test_another_run_is_refused_in_one_line_and_nothing_is_touched(tmp_path):
     compare.run(digits(), ["head_tuning"], seeds=1, out=tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

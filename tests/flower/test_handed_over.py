@@ -10,8 +10,10 @@ from flwr.serverapp import strategy as flwr
 
 import fedprompt as fp
 from fedprompt import flower
+from fedprompt.methods import promptfl
 from flower_grid import InProcessGrid
 from flower_runs import MAX_BYTES, assert_equal
+from tiny_federations import clip_federation
 
 pytestmark = pytest.mark.flower
 
@@ -170,11 +172,12 @@ def test_strategies_of_flower_average_plain_messages(kind):
 @pytest.mark.parametrize(
     ("method", "text"),
     [
-        (made()._replace(exchanges=2), "have one exchange and an averaging_server"),
+        (made()._replace(exchanges=2), "have one exchange, and an averaging_server"),
         (
             made()._replace(server=fp.Server({}, lambda *a: {}, lambda *a: {})),
             "an averaging_server",
         ),
+        (promptfl(clip_federation(), sizes={3: 1}), "an averaging_server that answers with all"),
     ],
 )
 def test_methods_that_are_no_plain_sum_are_refused(method, text):

@@ -12,6 +12,7 @@ from flwr.app import Message as Envelope
 import fedprompt as fp
 from fedprompt import flower
 from fedprompt.flower import _rounds
+from fedprompt.methods import promptfl
 from flower_grid import Fault, InProcessGrid
 from flower_runs import (
     CLIENTS,
@@ -26,6 +27,7 @@ from flower_runs import (
     without,
 )
 from small_method import COHORTS, Data, method
+from tiny_federations import clip_federation
 
 pytestmark = pytest.mark.flower
 
@@ -96,6 +98,22 @@ def test_a_corrupt_message_is_dropped_with_a_logged_reason(fate, log):
     (line,) = (line for line in log if "left out" in line)
     assert line.startswith(f"round 0: a reply of node {1000 - 7 * CLIENT} is left out: `")
     assert reason in line
+
+
+def test_a_client_that_sends_more_rows_than_its_size_has_is_dropped(log):
+    made = clip_federation()
+    small = promptfl(made, sizes={1: 2})
+
+    def larger(blob: bytes) -> bytes:
+        expect = fp.wire.Expected(small.form(1))
+        _, header = fp.wire.decode_payload(blob, expect=expect, max_bytes=MAX_BYTES)
+        whole = {n: e._replace(weight=e.weight + 1) for n, e in small.form(0).items()}
+        return fp.wire.encode_payload(whole, header=header)
+
+    found, _ = over_grid(small, [[0, 1]], data=made.data, fault=spoil(1, larger))
+    assert_equal(found.server, in_process(small, [[0]], data=made.data).server)
+    (line,) = (line for line in log if "left out" in line)
+    assert "(1, 1, 2, 16); got (1, 1, 4, 16)" in line
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from flower_runs import (
     states_of,
     strategy_of,
 )
-from method_runs import RUNS
+from method_runs import MAKERS, RUNS
 from small_method import COHORTS, Data, method
 from tiny_federations import federation_of
 
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.flower
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_every_method_with_a_form_is_bitwise_identical_to_one_process(name, family):
     federation = federation_of(METHODS[name], family)
-    made, cohorts = METHODS[name].make(federation), list(federation.cohorts())
+    made, cohorts = MAKERS[name](federation), list(federation.cohorts())
     if made.form is None:
         with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):
             strategy_of(made)
         return
     found, grid = over_grid(made, cohorts, data=federation.data)
-    again = METHODS[name].make(federation)
+    again = MAKERS[name](federation)
     assert_equal(tuple(found), tuple(in_process(again, cohorts, data=federation.data)))
     assert grid.asked  # nodes were asked for their ids
 

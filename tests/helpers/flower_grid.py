@@ -1,6 +1,7 @@
 """A Flower grid in this process, which serializes messages and contexts as Flower does."""
 
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -108,8 +109,8 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """Raise an error, because there is only one run."""
-        raise NotImplementedError
+        """Return the only run."""
+        return SimpleNamespace(run_id=1)
 
     def create_message(self, *arguments: Any, **options: Any) -> Message:
         """Raise an error, because Flower deprecated this method."""

@@ -11,6 +11,9 @@ from fedprompt import tuning
 
 RATE = 0.5
 ONE_ROUND = {"rounds": 1, "cohort_size": 5, "make_optimizer": torch.optim.SGD}
+RANKS = (2, 1, 3, 3, 1)
+SIZES = {0: 2, 1: 1, 4: 1}
+"""Ranks of five clients, and the same as an argument, with a full rank of 3."""
 
 
 def initial(federation, *, rank=2):
@@ -48,3 +51,25 @@ def mean(federation, sent):
         sum(size * each for size, each in zip(sizes, column, strict=True)) / sum(sizes)
         for column in columns
     ]
+
+
+def cut(values, rank):
+    """Keep the first columns of B and the first rows of A; heads are whole."""
+    return [
+        *values[:2],
+        *(v[:rank] if k % 2 == 0 else v[:, :rank] for k, v in enumerate(values[2:])),
+    ]
+
+
+def of_sizes(federation):
+    """Return the values of rank 3, whose first rows are those that rank 1 and 2 begin with."""
+    values = initial(federation, rank=3)
+    for rank in (2, 1):
+        for place, own in enumerate(initial(federation, rank=rank)[2:], 2):
+            values[place][: own.shape[0], : own.shape[1]] = own
+    return values
+
+
+def sent_by(federation, values, **now):
+    starts = [cut(values, rank) for rank in RANKS]
+    return [trained(federation, client, each, **now) for client, each in enumerate(starts)]

@@ -20,11 +20,12 @@ from fedprompt.wire.gather import rank_of
 from tiny_federations import federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
+GIVEN = {"server_steps": 2, "sizes": {1: 1}}
 MAKERS = {
-    name: partial(entry.make, **{"server_steps": 2} if "server_steps" in entry.defaults else {})
+    name: partial(entry.make, **{key: GIVEN[key] for key in GIVEN.keys() & entry.defaults})
     for name, entry in METHODS.items()
 }
-"""Makers of the methods, with few steps of a server that trains."""
+"""Makers of the methods, with few steps of a server that trains, and a smaller client."""
 CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
 WAYS = ("at home", "shared", "shared, from one process")
 """How two ranks run: clients at home, or with guests, also from a round of one process."""

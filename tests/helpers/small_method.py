@@ -73,10 +73,10 @@ def method(exchanges: int = 2) -> fp.Method:
     return fp.Method(train, server, predict, exchanges, form)
 
 
-def resume(folder: str) -> None:
+def resume(folder: str, states: str | None = None) -> None:
     """Run all rounds, and save after each; if a checkpoint exists, continue from it."""
     start = fp.load_checkpoint(folder, default=None)
-    for now in fp.run_rounds(method(), Data, COHORTS * 20, start=start):
+    for now in fp.run_rounds(method(), Data, COHORTS * 20, start=start, states=states):
         fp.save_checkpoint(now, folder)
         print(now.server_round, flush=True)
 
@@ -117,12 +117,22 @@ def failing_step(rank: int) -> fp.Method:
     return whole._replace(server=whole.server._replace(step=step))
 
 
-def last(
-    rank: int, made: fp.Method, cohorts: Any = COHORTS, start: Any = None, share: bool = False
-) -> fp.Round:
+def last(rank: int, made: fp.Method, cohorts: Any = COHORTS, **options: Any) -> fp.Round:
     """Run all rounds on this rank."""
-    *_, now = fp.run_rounds(made, Data, cohorts, start=start, group=dist.group.WORLD, share=share)
+    *_, now = fp.run_rounds(made, Data, cohorts, group=dist.group.WORLD, **options)
     return now
+
+
+def on_disk(rank: int, share: bool) -> fp.Round:
+    """Run with states on disk, from a checkpoint of each rank after two rounds."""
+    cohorts, options = GUESTS if share else COHORTS, {"share": share}
+    with tempfile.TemporaryDirectory() as folder:
+        now = last(rank, method(), cohorts[:2], states=f"{folder}/states", **options)
+        fp.save_checkpoint(now, f"{folder}/checkpoint")
+        start = fp.load_checkpoint(f"{folder}/checkpoint")
+        now = last(rank, method(), cohorts, start=start, states=f"{folder}/others", **options)
+        assert [path.name for path in Path(folder, "others").iterdir()] == [f"rank-{rank}"]
+        return now._replace(clients=dict(now.clients))
 
 
 def counted_bytes(rank: int) -> int:
@@ -182,8 +192,14 @@ STEPS = {
     "one rank saved": lambda rank: last(rank, method(), start=saved(rank, world=1)),
     "shared": lambda rank: last(rank, method(), GUESTS, share=True),
     "shared, from one process": lambda rank: last(
-        rank, method(), GUESTS, list(fp.run_rounds(method(), Data, GUESTS[:2]))[-1], share=True
+        rank,
+        method(),
+        GUESTS,
+        start=list(fp.run_rounds(method(), Data, GUESTS[:2]))[-1],
+        share=True,
     ),
+    "on disk": lambda rank: on_disk(rank, share=False),
+    "on disk, shared": lambda rank: on_disk(rank, share=True),
     "bytes": counted_bytes,
     "one rank shares": lambda rank: last(rank, method(), share=rank == 0),
     "client 3 fails": lambda rank: last(rank, broken(rank), GUESTS, share=True),

@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -76,9 +77,12 @@ def check_keeps_nothing_after_an_error(run):
 LAWS = [check_equals_the_loop, check_resumes, check_keeps_nothing_after_an_error]
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("law", LAWS)
-def test_law(law, tmp_path):
-    law(fp.run_rounds, *([tmp_path] if law is check_resumes else []))
+def test_law(law, on_disk, tmp_path):
+    options = {"states": tmp_path / "states"} if on_disk else {}
+    run = partial(fp.run_rounds, **options)
+    law(run, *([tmp_path / "checkpoint"] if law is check_resumes else []))
 
 
 def with_order_of_cohort(method, data, cohorts, *, start=None):
@@ -129,14 +133,14 @@ def test_laws_reject_wrong_engines(law, wrong, tmp_path):
         law(wrong, *([tmp_path] if law is check_resumes else []))
 
 
-def killed_and_resumed(folder, seed):
+def killed_and_resumed(folder, seed, *states):
     """Kill a run with -9 at random moments until it ends."""
     moments, program = (
         random.Random(seed),
-        "import small_method, sys; small_method.resume(sys.argv[1])",
+        "import small_method, sys; small_method.resume(*sys.argv[1:])",
     )
     for number in range(20):
-        command = [sys.executable, "-c", program, str(folder)]
+        command = [sys.executable, "-c", program, str(folder), *map(str, states)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             for _ in range(moments.randrange(5, 60)):
                 process.stdout.readline()
@@ -148,12 +152,17 @@ def killed_and_resumed(folder, seed):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_run_that_is_killed_and_resumed_equals_an_unbroken_one(tmp_path, monkeypatch, on_disk):
     monkeypatch.setenv("PYTHONPATH", str(Path(small_method.__file__).parent))
-    kills, found = killed_and_resumed(tmp_path, seed=0)
+    checkpoint, states = tmp_path / "checkpoint", tmp_path / "states"
+    kills, found = killed_and_resumed(checkpoint, 0, *([states] if on_disk else []))
     *_, expected = fp.run_rounds(method(), Data, COHORTS * 20)
     assert kills > 1
     assert_equal_rounds([found], [expected])
+    if on_disk:  # a file for each of six clients, and those of the round from which it went on
+        assert 6 <= len(list(checkpoint.glob("client-*"))) <= 12
+        assert 6 <= len(list(states.glob("client-*"))) <= 12
 
 
 def test_counted_bytes_are_the_bytes_of_the_encoded_messages():
@@ -372,7 +381,7 @@ def test_an_empty_message_is_legal():
         {}, lambda client, state: {}, lambda r, payloads, state: seen.append(payloads) or {}
     )
     (now,) = fp.run_rounds(fp.rounds.coded(made._replace(server=server), int8()), Data, [[2, 0]])
-    assert (list(now.clients), seen) == (["2", "0"], [{0: {}, 2: {}}] * 2)
+    assert (list(now.clients), seen) == (["0", "2"], [{0: {}, 2: {}}] * 2)
 
 
 def test_a_loaded_optimizer_state_does_not_change_with_later_steps():
@@ -499,7 +508,7 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize(
     "step",
     ["all rounds", "resumed", "resumed from one folder", "shared", "shared, from one process",
-     "all rounds, after all errors"],
+     "on disk", "on disk, shared", "all rounds, after all errors"],
 )  # fmt: skip
 def test_two_ranks_equal_one_process(ranks, step):
     *_, expected = fp.run_rounds(method(), Data, GUESTS if "shared" in step else COHORTS)

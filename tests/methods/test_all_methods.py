@@ -20,15 +20,24 @@ RUNS = [(name, family) for name, method in METHODS.items() for family in method.
 
 
 EXTENDS = {
-    "fedivlp": "fedmaple", "flora": "fedex_lora", "fedmvp": "fedmaple", "fedtgp": "fedproto",
-    "promptfl_fedamp": "fedamp", "promptsrc": "fedivlp",
+    "fedivlp": "fedmaple", "flexlora": "fedex_lora", "flora": "fedex_lora",
+    "fedmvp": "fedmaple", "fedtgp": "fedproto", "hetlora": "fedlora", "promptfl_fedamp": "fedamp",
+    "promptsrc": "fedivlp",
 }  # fmt: skip
 """Method from which a file takes a class or a server."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_imports_shared_parts_and_no_other_method_but_the_one_that_it_extends(path):
-    shared = {"models", "registry", "setting", "steps", "whole_networks", EXTENDS.get(path.stem)}
+    shared = {
+        "models",
+        "registry",
+        "setting",
+        "sizes",
+        "steps",
+        "whole_networks",
+        EXTENDS.get(path.stem),
+    }
     for node in ast.walk(ast.parse(path.read_text())):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) else []

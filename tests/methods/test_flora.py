@@ -6,11 +6,11 @@ import torch
 import fedprompt as fp
 from fedprompt.methods import flora
 from low_rank import ONE_ROUND, RATE, initial, mean, trained
-from refusals import refused
 from tiny_federations import last, vit_federation
 
 pytestmark = pytest.mark.usefixtures("float64")
 RANKS = (2, 3)
+SIZES = {0: 2, 2: 2, 4: 2}
 
 
 def new_factors(federation, client, server_round):
@@ -23,7 +23,7 @@ def new_factors(federation, client, server_round):
 
 def test_after_two_rounds_the_weights_have_the_products_of_the_stacks():
     federation = vit_federation(**ONE_ROUND | {"rounds": 2})
-    model = last(flora, federation, learning_rate=RATE, ranks=RANKS).of(0)
+    model = last(flora, federation, learning_rate=RATE, rank=3, sizes=SIZES).of(0)
     head, changes = initial(federation)[:2], [0.0, 0.0]
     shares = [federation.num_examples(client) for client in range(5)]
     for server_round in range(2):
@@ -46,18 +46,12 @@ def test_after_two_rounds_the_weights_have_the_products_of_the_stacks():
         assert not block.attn.qkv.lora_B["default"].weight.any()
 
 
-def test_payloads_of_clients_have_the_ranks_in_turn_and_no_weights():
+def test_payloads_of_clients_have_their_ranks_and_no_weights():
     """Two layers of width 8 with A (rank, 8) and B (24, rank), and three classes."""
-    method = flora(vit_federation(), ranks=RANKS)
+    method = flora(vit_federation(), rank=3, sizes=SIZES)
     forms = [method.form(client).values() for client in range(3)]
     numbers = [sum(entry.value.numel() for entry in form) for form in forms]
     assert numbers == [2 * (r * 8 + 24 * r) + 8 * 3 + 3 for r in (2, 3, 2)]
-
-
-test_wrong_ranks_are_refused = refused(globals())("""
-flora(vit_federation(), ranks=2) -> TypeError: `ranks` must be a sequence of values; got 2
-flora(vit_federation(), ranks=()) -> ValueError: `ranks` must have at least one rank; got ()
-""")
 
 
 def test_a_codec_that_leaves_numbers_out_is_refused_with_the_codecs_that_do_not():
