@@ -3,7 +3,7 @@
     sphinx-build -b html docs docs/_build
     python docs/check_pages.py docs/_build --screenshots /tmp/shots
 
-Each page is opened 1280 and 390 pixels wide. The script reports code blocks that are cut or wider
+Each page is opened 1440 and 390 pixels wide. The script reports code blocks that are cut or wider
 than 88 columns (100 for whole files), pages that scroll sideways, raw formulas, missing images,
 files from other hosts, and links to pages or headings that do not exist. It installs nothing. It
 needs Chromium (``apt-get install chromium``), and its exit status is 2 without it.
@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-WIDTHS = (1280, 390)
+WIDTHS = (1440, 390)
 THEMES = {"light": (), "dark": ("--force-dark-mode",)}  # with flags of Chromium
 COLUMNS = 88
 LONGEST = 600.0  # seconds for all pages
@@ -231,7 +231,7 @@ def main() -> int:
         chromium = launch(
             browser,
             profile,
-            "--window-size=1400,1000",
+            "--window-size=1500,1000",
             "--remote-debugging-port=0",
             f"{address}/__check__",
         )

@@ -14,8 +14,6 @@ from sphinx.util.inspect import signature as own_signature
 from sphinx.util.inspect import stringify_signature
 from sphinx.util.nodes import make_refnode
 
-from fedprompt import compare
-
 project = "fedprompt"
 author = "The fedprompt authors"
 copyright = author
@@ -32,8 +30,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-# Sphinx reads defaults from the source, which has **options in place of the flags.
-del compare.folder.__signature__
 
 html_math_renderer = "svg"
 myst_enable_extensions = ["colon_fence", "dollarmath"]

@@ -21,7 +21,6 @@ _FORMAT = "fedprompt checkpoint 2"
 _STATE = "state.json"
 _TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _DEVICES = "devices"
-_RAISE = object()
 _NAMED_FILES = f"contain the files that {_STATE} names"
 
 
@@ -89,7 +88,7 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
 def load_checkpoint(
     directory: str | os.PathLike[str],
     *,
-    default: Any = _RAISE,
+    default: Any = ...,
     device: torch.device | str | None = None,
 ) -> Any:
     """Load the last complete state of :func:`save_checkpoint`.
@@ -130,7 +129,7 @@ def load_checkpoint(
     path = path_of("directory", directory, of="directory") / _STATE
     _check_not_lost(path)
     if not path.exists():
-        if default is _RAISE:
+        if default is ...:
             raise FileNotFoundError(f"`directory` must hold a checkpoint; there is no {path}")
         return default
     for _ in range(10):  # another process may save in between, and remove what was named

@@ -1,5 +1,7 @@
 """Payloads in fewer bytes: half precision, eight bits, or the largest numbers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

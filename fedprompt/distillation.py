@@ -1,5 +1,7 @@
 """Mean logits of each class, and losses towards the logits of a teacher or of a peer."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Integer
@@ -15,7 +17,7 @@ _LOGITS = "be floating-point of shape (batch, classes)"
 
 
 def class_means(
-    values: Float[Tensor, "batch *event"],
+    values: Float[Tensor, batch * event],
     labels: Integer[Tensor, " batch"],
     *,
     num_classes: int,

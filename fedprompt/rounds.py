@@ -1,5 +1,7 @@
 """Rounds of a method: in one process, or on the ranks of a process group."""
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import os
@@ -61,7 +63,7 @@ def run_rounds(
     cohorts: Iterable[Iterable[int]] | None = None,
     *,
     start: Round | None = None,
-    group: "distributed.ProcessGroup | None" = None,
+    group: distributed.ProcessGroup | None = None,
     share: bool = False,
     states: str | os.PathLike[str] | None = None,
 ) -> Iterator[Round]:
@@ -165,7 +167,7 @@ def moved(
     now: Round,
     sources: Mapping[int, int],
     targets: Mapping[int, int],
-    group: "distributed.ProcessGroup | None",
+    group: distributed.ProcessGroup | None,
 ) -> Round:
     """Send the states of clients from one rank to another one."""
     routes = {str(c): (sources[c], targets[c]) for c in sources if sources[c] != targets[c]}
@@ -399,13 +401,13 @@ class _Engine(NamedTuple):
     method: Method
     data: Callable[[int, int], Any]
     images: Callable[[int], str]
-    group: "distributed.ProcessGroup | None"
+    group: distributed.ProcessGroup | None
     cohorts: Iterator[Iterable[int]]
     share: bool
     seed: int
     folder: Path | None
 
-    def begun(self, start: Round) -> "tuple[_Engine, Round]":
+    def begun(self, start: Round) -> tuple[_Engine, Round]:
         """Skip the cohorts up to a round, and return it with the states of this rank's clients."""
         first = start.server_round + 1
 

@@ -17,6 +17,7 @@ import pytest
 
 import fedprompt
 from fedprompt import methods
+from signatures import unreadable
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -130,6 +131,12 @@ def test_public_names_are_documented_and_functions_and_classes_have_an_example()
             assert ">>> " in text, name
 
 
+def test_help_prints_short_types_and_defaults_without_addresses():
+    """At most 315 characters, or 45 for each argument."""
+    made = {f"methods.{name}": entry.make for name, entry in methods.METHODS.items()}
+    assert unreadable(PUBLIC | made) == []
+
+
 def texts(*patterns: str) -> str:
     paths = [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
     return "\n".join(path.read_text() for path in paths)
@@ -174,7 +181,7 @@ LONG = tuple(  # several seconds each; `.ci/run` runs them
     for page in (
         "differential-privacy", "domains", "export", "lora", "mixed-precision", "new-clients",
         "nothing-learns", "peft-prompts", "run-the-gallery", "segmentation", "train-as-you-like",
-        "write-your-own-method",
+        "write-your-method",
     )
 )  # fmt: skip
 # Packages outside of the wheel and its requirements, and how the first lines of a page name them.

@@ -35,15 +35,14 @@ def stand_ins(logged, closed):
         def close(self):
             finish()
 
-    def started(project, config=None):
-        assert config == {"rounds": ROUNDS}
+    def started(project, config, id, resume):
+        assert (config, resume) == ({"rounds": ROUNDS}, "allow")
         return SimpleNamespace(log=log, finish=finish)
 
     return {
         "wandb": SimpleNamespace(init=started),
         "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=SummaryWriter),
         "mlflow": SimpleNamespace(start_run=start_run, log_params=dict, log_metrics=log),
-        "trackio": SimpleNamespace(init=started, log=log, finish=finish),
     }
 
 
@@ -51,11 +50,14 @@ def stand_ins(logged, closed):
 def names():
     names = {}
     exec(SETUP, names)
-    figures = list(names["tracked"]())
-    return names | {"expected": dict(enumerate(figures)), "tracked": lambda: iter(figures)}
+    first, *rest = names["tracked"]()
+    now = next(names["fp"].run_rounds(names["method"], names["federation"]))
+    assert [number for number, _ in names["tracked"](start=now)] == [1]  # a resumed run
+    figures = [first, *rest]
+    return names | {"expected": dict(figures), "tracked": lambda: iter(figures)}
 
 
-@pytest.mark.parametrize("package", ["wandb", "torch.utils.tensorboard", "mlflow", "trackio"])
+@pytest.mark.parametrize("package", ["wandb", "torch.utils.tensorboard", "mlflow"])
 def test_each_logger_gets_the_figures_of_all_rounds(package, names, monkeypatch):
     logged, closed = {}, []
     monkeypatch.setitem(sys.modules, package, stand_ins(logged, closed)[package])

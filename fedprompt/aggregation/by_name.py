@@ -1,5 +1,7 @@
 """Different aggregators and server updates for different names."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +21,7 @@ _Rule = TypeVar("_Rule")
 
 
 def aggregate_by_name(
-    rules: Mapping[str, Aggregator], *, default: Aggregator = weighted_mean
+    rules: Mapping[str, Aggregator], *, default: Aggregator | None = None
 ) -> Callable[[Iterable[Payload]], dict[str, Weighted]]:
     """Combine aggregators, with one for each name of the payloads.
 
@@ -29,7 +31,7 @@ def aggregate_by_name(
     Args:
         rules: Aggregator for each name or dotted prefix of names. A full name takes precedence over
             prefixes, and a longer prefix over a shorter one.
-        default: Aggregator of all other names.
+        default: Aggregator of all other names. If None, :func:`weighted_mean`.
 
     Returns:
         A function from payloads to one payload. It keeps all payloads in memory. If a client does
@@ -48,6 +50,7 @@ def aggregate_by_name(
         >>> {name: round(entry.value.item(), 2) for name, entry in aggregate(payloads).items()}
         {'head': 1.67, 'keys': 8.0}
     """
+    default = weighted_mean if default is None else default
     chosen = _rules_of(rules, default, "a function of entries", check.function)
 
     def aggregate(payloads: Iterable[Payload], /) -> dict[str, Weighted]:

@@ -1,5 +1,7 @@
 """Class logits averaged over clients with different models, as on the server of FedHPL."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 
 import fedprompt._nouns as nouns

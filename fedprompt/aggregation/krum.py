@@ -1,5 +1,7 @@
 """Krum and Multi-Krum: select the payloads with the nearest neighbors."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 import torch

@@ -1,5 +1,7 @@
 """Mean of the products of low-rank factors, as on the server of FedEx-LoRA."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch

@@ -1,5 +1,7 @@
 """The weighted mean of entries or payloads, one client at a time."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import overload
 

@@ -1,5 +1,7 @@
 """Server rules with a gradient: steps of an optimizer, and adaptive rates (FedOpt)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """Robust aggregators: the median and the trimmed mean of each coordinate."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate

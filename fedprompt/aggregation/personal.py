@@ -1,5 +1,7 @@
 """Answers for each client: mixtures of payloads, and distances between payloads."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import reduce
 from typing import Any

@@ -1,5 +1,7 @@
 """Server of FedAvg, and rules without a gradient: overwrite values, or average over rounds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +75,7 @@ def averaging_server(
     values: Mapping[str, Tensor],
     update: ServerUpdate[Mapping[str, Tensor], Payload] | None = None,
     *,
-    aggregate: Callable[[Iterable[Payload]], Payload] = weighted_mean,
+    aggregate: Callable[[Iterable[Payload]], Payload] | None = None,
     form: Callable[[int], Payload] | None = None,
 ) -> Server:
     """Make a :class:`Server` that sends its values to clients, and averages their payloads.
@@ -82,7 +84,8 @@ def averaging_server(
         values: First broadcast; the server keeps detached copies.
         update: Server update of the values, with the mean of a round. If None, :func:`overwrite`
             takes the mean.
-        aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`.
+        aggregate: Aggregator of a round, such as :func:`fedprompt.robust.weighted_median`. If None,
+            :func:`weighted_mean`.
         form: Function from a client id to a payload with its shapes, as in :class:`Method`, for
             clients of unlike size. A client receives the first rows, as many as it has
             (:func:`~fedprompt.aggregation.leading`), and the others have weight 0 in its payload
@@ -103,6 +106,7 @@ def averaging_server(
     check.tensors("values", values, at_least=0)
     rule = overwrite() if update is None else update
     check.instance("update", rule, ServerUpdate, "be a server update, such as ema(decay=0.5)")
+    aggregate = weighted_mean if aggregate is None else aggregate
     check.function("aggregate", aggregate)
     check.optional(check.function, "form", form)
     first = {name: value.detach().clone() for name, value in values.items()}
@@ -145,7 +149,7 @@ class _Step:
 class _Mean(_Step):
     """Step that can add payloads as they come, with the bits of :func:`weighted_mean`."""
 
-    def begin(self, state: State) -> "_Sums":
+    def begin(self, state: State) -> _Sums:
         _check_state(state)
         return _Sums(self, state)
 

@@ -1,5 +1,7 @@
 """Clients that hold the first rows of a value: cut what they receive, and pad what they send."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from torch import Tensor

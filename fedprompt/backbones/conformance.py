@@ -1,5 +1,7 @@
 """Checks of a trunk or a text encoder of your own: the promises of their protocols, one by one."""
 
+from __future__ import annotations
+
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence

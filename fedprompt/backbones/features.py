@@ -1,5 +1,7 @@
 """Features of a frozen model, computed once for all rounds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Protocol, runtime_checkable
@@ -33,7 +35,7 @@ def precompute(
     dtype: torch.dtype | None = None,
     views: int | None = None,
     key: str | None = None,
-) -> Shaped[Tensor, "num *event"]:
+) -> Shaped[Tensor, num * event]:
     r"""Encode every image of a data set once, with a frozen model.
 
     Images are read by ``dataset[index]`` in this process and encoded in batches, without gradients

@@ -1,5 +1,7 @@
 """Fingerprints of backbones and prompts: lines of text that two parties can compare."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Sequence

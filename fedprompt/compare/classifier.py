@@ -1,5 +1,7 @@
 """Trained classifiers in folders: a state, how the module is made, and the preparation."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,11 +1,12 @@
 """A problem from a folder of images: its layout, clients, frozen network and protocol."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
-from inspect import Parameter, signature
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal, NamedTuple, cast
@@ -58,7 +59,7 @@ class Part(NamedTuple):
     words: str
     folder: data.Folder
     keep: np.ndarray
-    further: Mapping[str, "Tests"] = {}
+    further: Mapping[str, Tests] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ def folder(
     allow: Sequence[str] = (),
     template: str = "a photo of a {}.",
     cache: str | os.PathLike[str] | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    say: Callable[[str], object] | None = None,
     **options: Any,
 ) -> Problem:
     """Make a problem from a folder of images, which :func:`fedprompt.data.read_folder` reads.
@@ -169,7 +170,8 @@ def folder(
         allow: Names of doubts (:func:`fedprompt.data.examine`) that do not stop the call.
         template: Sentence around a class name, for CLIP.
         cache: Folder of decoded images and tokens. If None, a temporary one.
-        say: Function that is called with the description of the folder and of the clients.
+        say: Function that is called with the description of the folder and of the clients, such as
+            ``print``.
         **options: Protocol: `clients` (``"domains"``, ``"folders"``, ``"iid:N"``,
             ``"dirichlet:ALPHA:N"`` or ``"pathological:K:N"``), `shots`, `base_to_new`,
             `leave_one_out`, `newcomers`. Budget: `rounds`, `epochs` or `steps`, `batch_size`,
@@ -199,6 +201,7 @@ def folder(
     check_given(vit, clip, size, test, template, cache, say, protocol)
     found = [with_tests(data.read_folder(root, layout=layout, skip=skip), divisions.SHARE)]
     found += [] if test is None else [with_tests(read_tests(test, found[0].layout, skip), 1)]
+    say = (lambda text: None) if say is None else say
     say("\n".join(map(str, found)))
     kind: Literal["vit", "clip"] = "vit" if clip is None else "clip"
     made = network(vit if clip is None else clip, kind, size=size)
@@ -235,22 +238,11 @@ def check_given(
         raise check.wrong("template", "have one {} for the name of a class", repr(template))
     for name, path in {"cache": cache, "test": test}.items():
         check.optional(path_of, name, path, of="folder")
-    check.function("say", say)
+    check.optional(check.function, "say", say)
     if (vit is None) == (clip is None):
         raise CompareError("Give one network: `vit` or `clip`, such as vit_base_patch16_224.")
     if protocol.base_to_new and (protocol.leave_one_out or clip is None):
         raise CompareError("`base_to_new` needs `clip`, and no `leave_one_out`.")
-
-
-_OPTIONS = [
-    Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-    for kind in (Protocol, Budget)
-    for one in fields(kind)
-]
-_folder: Any = folder
-_folder.__signature__ = signature(folder).replace(
-    parameters=[*list(signature(folder).parameters.values())[:-1], *_OPTIONS]
-)
 
 
 @lru_cache(1)

@@ -1,5 +1,7 @@
 """A problem: inputs, labels, clients and tests, under one protocol and one budget."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -124,9 +126,9 @@ class Data:
 
     settings: Mapping[str, Setting]
     inputs: Callable[[str, str, str, Tensor], Inputs]
-    labels: Int[Tensor, "inputs"]
+    labels: Int[Tensor, inputs]
     tests: Callable[[str, str, str, Tensor], Inputs]
-    test_labels: Int[Tensor, "tests"]
+    test_labels: Int[Tensor, tests]
     divide: Callable[[np.random.Generator], Division]
     mixes: Mapping[str, Any] = field(default_factory=lambda: {"mixes": "classes"})
     newcomers: int = 0
@@ -218,7 +220,7 @@ class Problem:
     compared: Sequence[str] = ("own", "full")
     made: Callable[[], Mapping[str, Any]]
     figures: Measured | None = None
-    again: Callable[[], "Problem"] | None = None
+    again: Callable[[], Problem] | None = None
     network: Any = None
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     pictures: Callable[[str, Tensor], Tensor] | None = None
@@ -263,7 +265,7 @@ def check_clients(count: int, newcomers: int, cohort_size: int | None) -> None:
 
 def problem(
     inputs: Inputs,
-    labels: Int[Tensor, "inputs"],
+    labels: Int[Tensor, inputs],
     clients: Mapping[int, Any] | Callable[[np.random.Generator], Mapping[int, Any]],
     tests: HeldOut,
     *,

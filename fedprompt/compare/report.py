@@ -1,5 +1,7 @@
 """Results of a comparison: tables, files, a picture, and trained classifiers."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

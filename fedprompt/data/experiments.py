@@ -3,8 +3,11 @@
 Each function takes labels, domains or clients of images, and returns positions.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,13 +35,18 @@ Indices = Int64[np.ndarray, " _"]
 Generator = np.random.Generator | torch.Generator
 
 
-class Classes(NamedTuple):
+@dataclass(frozen=True)
+class Classes:
     """Images of some classes, which are told apart among these classes only.
 
     Attributes:
         names: Names of the classes.
         positions: Positions of the images, ascending.
         labels: Their classes, as positions in `names`.
+
+    Example:
+        >>> Classes(["cat", "dog"], np.array([0, 3]), np.array([1, 0])).names[1]
+        'dog'
     """
 
     names: Sequence[str]

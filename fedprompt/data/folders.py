@@ -3,6 +3,8 @@
 No image is read. A folder that can be read in two ways is refused with both of them.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections import Counter, defaultdict, deque
@@ -102,7 +104,7 @@ class Folder:
         """Return the number of images."""
         return len(self.paths)
 
-    def at(self, positions: Any) -> "Folder":
+    def at(self, positions: Any) -> Folder:
         """Return the images at some positions; classes and domains keep their numbers."""
         given = np.asarray(positions)
         chosen = np.arange(len(self))[given if given.size else []]

@@ -1,5 +1,7 @@
 """Partitions with given numbers of samples, with or without overlap."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np

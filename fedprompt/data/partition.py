@@ -1,5 +1,7 @@
 """Partition functions of the literature."""
 
+from __future__ import annotations
+
 import numpy as np
 from jaxtyping import Float64, Int64
 

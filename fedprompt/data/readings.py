@@ -1,10 +1,13 @@
 """One reading of all files of a folder before anything trains: doubts, notes and a digest."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +23,8 @@ from fedprompt.data.folders import Folder
 Bar = Callable[[Sequence[Path]], Iterable[Path]]
 
 
-class Reading(NamedTuple):
+@dataclass(frozen=True)
+class Reading:
     """Facts about the files of a folder.
 
     Attributes:
@@ -28,6 +32,12 @@ class Reading(NamedTuple):
         notes: Other facts, which are printed.
         digest: SHA-256 of the names and the bytes of all files, which does not depend on the place
             of the folder. Equal digests are equal images.
+
+    Example:
+        >>> reading = data.Reading((), ("3 images are gray.",), "")
+        >>> reading.check()  # no doubts
+        >>> reading.notes
+        ('3 images are gray.',)
     """
 
     doubts: tuple[Doubt, ...]

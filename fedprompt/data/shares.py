@@ -4,6 +4,8 @@ Draw shares once and pass them to :func:`allocate` twice, for the training and t
 every client is tested on its own mix of classes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from math import gcd
 

@@ -1,5 +1,7 @@
 """Messages and client states in Flower's records."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math

@@ -1,5 +1,7 @@
 """Rounds over Flower's grid: find the nodes of clients, send answers, check replies, and step."""
 
+from __future__ import annotations
+
 import logging
 import time
 from bisect import bisect_left
@@ -98,7 +100,7 @@ def run_round(
     server_round: int,
     nodes: Mapping[int, int],
     max_bytes: int,
-    fingerprint: Fingerprint = unchecked,
+    fingerprint: Fingerprint | None = None,
     max_abs: float | None = None,
     max_weight: float | None = None,
     timeout: float | None = None,
@@ -136,6 +138,7 @@ def run_round(
     Returns:
         State of the server after the round.
     """
+    fingerprint = unchecked if fingerprint is None else fingerprint
     wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger)
     clients = nouns.cohort(cohort, server_round)
     asked = {nodes[client]: client for client in clients if client in nodes}

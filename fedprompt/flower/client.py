@@ -1,5 +1,7 @@
 """Flower client apps."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ def client_app(
     data: Clients | Callable[[int, int], Any],
     *,
     max_bytes: int,
-    fingerprint: Fingerprint = unchecked,
+    fingerprint: Fingerprint | None = None,
     directory: str | os.PathLike[str] | None = None,
     tests: Tests | None = None,
     plain: bool = False,
@@ -81,6 +83,7 @@ def client_app(
         >>> method = Method(train, server, predict, form=form)
         >>> app = client_app(method, lambda client, server_round: client, max_bytes=10_000)
     """
+    fingerprint = unchecked if fingerprint is None else fingerprint
     check_options(method, max_bytes, fingerprint)
     check.optional(check.function, "tests", tests)
     check.flag("plain", plain)

@@ -106,7 +106,7 @@ class ServerStrategy(Strategy):
         *,
         max_bytes: int,
         start: Round | None = None,
-        fingerprint: Fingerprint = unchecked,
+        fingerprint: Fingerprint | None = None,
         max_abs: float | None = None,
         max_weight: float | None = None,
         nodes: Mapping[int, int] | None = None,
@@ -116,6 +116,7 @@ class ServerStrategy(Strategy):
         best_by: str = "accuracy",
         plain: bool = False,
     ) -> None:
+        fingerprint = unchecked if fingerprint is None else fingerprint
         self._wire = Wire(method, max_bytes, fingerprint, max_abs, max_weight, ledger, plain)
         cohorts = _given_or_drawn(cohorts, method)
         check.instance("start", start, Round | None, "be a Round or None")

@@ -1,5 +1,7 @@
 """The gradient of a client's quiz loss, after one guided step, with respect to the guides."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from fedprompt.guidance.derivatives import forward_mode
 from fedprompt.guidance.loss import Guides, check_outputs, guide_loss, guides_of, label_loss
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate, Weighted
 
-_Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+Batches = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 """One pair (images, labels), or several."""
 _Pair = tuple[Tensor, Tensor]
 _Gradients = dict[str, Tensor]
@@ -32,14 +34,14 @@ _Step = tuple[Parameters, Callable[[_Gradients], _Gradients]]
 def guide_gradient(
     model: nn.Module,
     guides: Float[Tensor, "classes dim"] | Weighted,
-    study: _Batches,
-    quiz: _Batches,
+    study: Batches,
+    quiz: Batches,
     *,
     learning_rate: float,
     guide_weight: float = 1.0,
-    loss: GuideLoss = F.mse_loss,
+    loss: GuideLoss | None = None,
     update: GuideUpdate | None = None,
-    method: GuideDerivative = forward_mode,
+    method: GuideDerivative | None = None,
 ) -> Weighted:
     r"""Differentiate the quiz loss after one guided step with respect to the guides, exactly.
 
@@ -73,12 +75,13 @@ def guide_gradient(
         quiz: Batch for the loss after the step, in the same form.
         learning_rate: Learning rate of the step (at least 0).
         guide_weight: Factor of the guide loss, as in local training (at least 0).
-        loss: Guide loss, twice differentiable: (guided, guides of the samples) to a scalar.
+        loss: Guide loss, twice differentiable: (guided, guides of the samples) to a scalar. If
+            None, the mean squared error.
         update: Differentiable step of the parameters. :func:`~fedprompt.guidance.optimizer_update`
             makes it from a client's optimizer. If None, the step is plain gradient descent without
             momentum or weight decay, as in FedL2G.
-        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode` or
-            :func:`~fedprompt.guidance.double_backward`.
+        method: Method for the derivative along g: :func:`~fedprompt.guidance.forward_mode` (if
+            None) or :func:`~fedprompt.guidance.double_backward`.
 
     Returns:
         Gradient (classes, dim). Classes of the study samples that have a guide have weight 1. All
@@ -114,6 +117,8 @@ def guide_gradient(
     check.module("model", model)
     check.factor("learning_rate", learning_rate)
     check.factor("guide_weight", guide_weight)
+    loss = F.mse_loss if loss is None else loss
+    method = forward_mode if method is None else method
     check.function("loss", loss)
     check.function("method", method)
     check.optional(check.function, "update", update)

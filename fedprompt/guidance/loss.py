@@ -1,5 +1,7 @@
 """The loss by which a client follows guides."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,7 @@ def guided_loss(
     guides: Float[Tensor, "classes dim"] | Weighted,
     *,
     guide_weight: float = 1.0,
-    loss: GuideLoss = F.mse_loss,
+    loss: GuideLoss | None = None,
 ) -> Float[Tensor, ""]:
     r"""Add a loss between samples and the guides of their classes to the cross-entropy.
 
@@ -44,7 +46,8 @@ def guided_loss(
             :class:`Weighted`, it has a weight for each class. Rows of weight 0 may contain
             anything, NaN included. Every positive weight counts the same.
         guide_weight: Factor :math:`\lambda` of the guide loss, at least 0.
-        loss: Function of `guided` and the guide of each sample, both (batch, dim), to a scalar.
+        loss: Function of `guided` and the guide of each sample, both (batch, dim), to a scalar. If
+            None, the mean squared error.
             The default is FedL2G's: the mean squared error over batch and dim.
 
     Returns:
@@ -70,6 +73,7 @@ def guided_loss(
         Learning", 2024, Eq. 4.
     """
     check.factor("guide_weight", guide_weight)
+    loss = F.mse_loss if loss is None else loss
     check.function("loss", loss)
     checked = guides_of(guides)
     check.labels("labels", labels, len(checked.table), sync=False)

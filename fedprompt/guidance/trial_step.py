@@ -1,5 +1,7 @@
 """Steps of PyTorch's optimizers, as differentiable functions of the gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

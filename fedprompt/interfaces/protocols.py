@@ -3,6 +3,8 @@
 Your own piece can replace one of the library wherever it fits the protocol.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 

@@ -1,5 +1,7 @@
 """Logits from the cosine of pooled features, and from transport of patches to prompts."""
 
+from __future__ import annotations
+
 import inspect
 
 import torch
@@ -66,9 +68,9 @@ def transport_logits(
     text: Float[Tensor, "prompts classes dim"],
     *,
     scale: float | Float[Tensor, ""],
-    solver: TransportSolver = newton,
+    solver: TransportSolver | None = None,
     mass: float = 0.8,
-    gradient: TransportScore = plan_fixed,
+    gradient: TransportScore | None = None,
     lean: bool = False,
     strict: bool = False,
 ) -> Float[Tensor, "batch classes"]:
@@ -88,11 +90,11 @@ def transport_logits(
         text: Text features, one for each prompt and class. They need not be normalized.
         scale: Factor of the logits, above 0: ``logit_scale.exp()`` of a CLIP model, about 100.
         solver: Transport solver with its options bound, such as ``partial(newton, epsilon=0.05)``.
-            :func:`~fedprompt.transport.independent` averages similarities.
-            :func:`~fedprompt.transport.sinkhorn` needs ``mass=1``.
+            If None, :func:`~fedprompt.transport.newton`. :func:`~fedprompt.transport.independent`
+            averages similarities. :func:`~fedprompt.transport.sinkhorn` needs ``mass=1``.
         mass: Fraction of the image that is transported, in (0, 1]. The paper uses 0.8. With 1, all
             patches have equal influence.
-        gradient: Differentiable score of a plan: :func:`~fedprompt.transport.plan_fixed`,
+        gradient: Differentiable score of a plan: :func:`~fedprompt.transport.plan_fixed` (if None),
             :func:`~fedprompt.transport.implicit` or :func:`~fedprompt.transport.envelope`.
         lean: Whether costs and plans exist for a few images at a time, in the forward and in the
             backward pass. Logits and gradients are equal, and are differentiable once; the
@@ -135,6 +137,8 @@ def transport_logits(
     for argument, features in (("patches", patches), ("text", text)):
         check.finite(argument, features, sync=lean)  # otherwise the solver reads the costs once
     check.number("mass", mass, above=0, at_most=1)
+    solver = newton if solver is None else solver
+    gradient = plan_fixed if gradient is None else gradient
     for argument, function in (("solver", solver), ("gradient", gradient)):
         check.function(argument, function)
     check.flag("lean", lean)

@@ -33,8 +33,8 @@ class Description(NamedTuple):
 
 
 def describe(
-    model: nn.Module, message: Message, *, trunk: nn.Module | Trunk | TextEncoder | None = None
-) -> Description:
+    model: nn.Module, message: "Message", *, trunk: "nn.Module | Trunk | TextEncoder | None" = None
+) -> "Description":
     """Count the trained, frozen and sent parameters, and the bytes that a client sends in a round.
 
     Parameters that `model` and `trunk` share count once.

@@ -1,5 +1,7 @@
 """Accounting of the bytes that clients and server send."""
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 

@@ -1,5 +1,7 @@
 """From a module to a message, and back."""
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -23,7 +25,7 @@ def collect(
     module: nn.Module,
     *,
     weight: float,
-    rows: Mapping[str, Real[Tensor, "..."]] | None = None,
+    rows: Mapping[str, Real[Tensor, ...]] | None = None,
     only: Iterable[str] | None = None,
     buffers: bool = False,
 ) -> dict[str, Weighted]:

@@ -1,5 +1,7 @@
 """A backdoor: some clients learn a trigger, and prompts that map it to a class of their choice."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -119,16 +121,16 @@ def backdoored(
 class _Poisoned(ClientData):
     """Data that yields all images twice: as they are, and triggered for the target."""
 
-    trigger: Float[Tensor, "..."]
+    trigger: Float[Tensor, ...]
     target: int
 
     @property
-    def class_counts(self) -> Float[Tensor, "classes"]:
+    def class_counts(self) -> Float[Tensor, classes]:
         counts = super().class_counts
         counts[self.target] += len(self.labels)
         return counts
 
-    def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
+    def batch(self, chosen: Int[Tensor, chosen], rng: torch.Generator) -> Batch:
         return self._doubled(*super().batch(chosen, rng))
 
     def own(self) -> Batch:
@@ -145,7 +147,7 @@ class _Poisoned(ClientData):
 
 def _learned(
     trigger: Tensor, model: Any, data: ClientData, target: int, bound: float
-) -> Float[Tensor, "..."]:
+) -> Float[Tensor, ...]:
     """Take a step of the trigger on each batch, towards the target class of the model."""
     for images, labels in data.batches(purpose="trigger"):
         trigger = trigger.to(images).expand_as(images[0]).clone().requires_grad_()

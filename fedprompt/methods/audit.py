@@ -44,8 +44,8 @@ class Audit(NamedTuple):
 
 
 def check_messages(
-    method: str | Callable[..., Method], setting: Setting, federation: Federation
-) -> Audit:
+    method: "str | Callable[..., Method]", setting: "Setting", federation: "Federation"
+) -> "Audit":
     """Check that a client reads nothing of other clients but what the server answers.
 
     All rounds run once. Then all calls are repeated for each client, in a process that has the data

@@ -1,5 +1,7 @@
 """Accuracy of a method after a round, and the number of backward passes."""
 
+from __future__ import annotations
+
 import sys
 import threading
 from collections import Counter
@@ -73,11 +75,11 @@ class HeldOut:
     """
 
     inputs: Inputs
-    labels: Int[Tensor, "inputs"]
+    labels: Int[Tensor, inputs]
     _: KW_ONLY
-    own: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]] | None = None
-    cells: Int[Tensor, "inputs"] | None = None
-    mixes: Mapping[int, Real[Tensor, "cells"]] | Literal["classes"] | None = None
+    own: Mapping[int, Int[Tensor, _] | Int[np.ndarray, _]] | None = None
+    cells: Int[Tensor, inputs] | None = None
+    mixes: Mapping[int, Real[Tensor, cells]] | Literal["classes"] | None = None
 
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
@@ -162,7 +164,7 @@ def evaluate(
     shared: bool = False,
     steps: int = 0,
     learning_rate: float = 1e-2,
-    group: "distributed.ProcessGroup | None" = None,
+    group: distributed.ProcessGroup | None = None,
 ) -> Figures:
     """Measure the accuracy of the clients' predictions after a round.
 
@@ -254,6 +256,8 @@ def evaluate(
         if given and not held_out.by_client:
             raise check.wrong("held_out", f"have `own` or `mixes` for `{name}`", "neither")
     predicted = of_names[0].setting if of_names else setting
+    if shared:
+        _check_shared(method, tested)
     tests = _tests(predicted, federation, held_out, [*tested, *new])
     named = _checked_domains(domains or {}, tested)
     run = _Run(method, of_names, federation, now, tests, group)
@@ -261,6 +265,15 @@ def evaluate(
         found = run.figures(tested, named, shared)
         received = run.newcomers(new, steps, learning_rate)
     return Figures(found | received, found.clients | received.clients, found.predicted)
+
+
+def _check_shared(method: Method, tested: Iterable[int]) -> None:
+    """Refuse clients with payloads of unlike shapes, which predict with models of their own."""
+    form: Any = method.form or (lambda client: {})
+    messages = (form(client).items() for client in tested)
+    shapes = [{name: getattr(e, "value", e).shape for name, e in each} for each in messages]
+    same = all(each == shapes[0] for each in shapes)
+    check.require(same, "shared", "be False for clients of unlike size", True)
 
 
 class _NoInputs:
@@ -410,7 +423,7 @@ class _Run:
     federation: Federation
     now: Round
     tests: _Tests
-    group: "distributed.ProcessGroup | None"
+    group: distributed.ProcessGroup | None
 
     def model(self, client: int) -> nn.Module:
         """Return the model with which a client predicts."""
@@ -494,7 +507,7 @@ class _Run:
         return Figures({name: total[name] / len(clients) for name in names}, found)
 
     def of_each(
-        self, clients: Sequence[int], measured: Callable[["_Run", int], dict[str, Any]]
+        self, clients: Sequence[int], measured: Callable[[_Run, int], dict[str, Any]]
     ) -> dict[int, dict[str, Any]]:
         """Divide clients evenly over the ranks, and return the figures of all of them, in order."""
         rank, world = rank_of(self.group)

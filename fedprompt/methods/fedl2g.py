@@ -30,11 +30,10 @@ from functools import partial
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.guidance import forward_mode, guided_loss, optimizer_update
+from fedprompt.guidance import guided_loss, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
 from fedprompt.methods.models import PromptedModel
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
@@ -71,9 +70,9 @@ def fedl2g_l(
     train_in_warm_up: bool = True,
     quiz_size: int = 10,
     max_norm: float | None = 100.0,
-    loss: GuideLoss = F.mse_loss,
+    loss: GuideLoss | None = None,
     update: GuideUpdate | None = None,
-    derivative: GuideDerivative = forward_mode,
+    derivative: GuideDerivative | None = None,
 ) -> fp.Method:
     """FedL2G-l: guides of the logits.
 
@@ -88,10 +87,11 @@ def fedl2g_l(
             models stay.
         quiz_size: Largest number of images of a quiz (at least 1).
         max_norm: Bound on the norm of the server's gradient (above 0). If None, there is no bound.
-        loss: Guide loss.
+        loss: Guide loss. If None, the mean squared error.
         update: Trial step. If None, the next step of the client's optimizer, which must be SGD,
             Adam or AdamW.
-        derivative: Derivative of the guided output along a direction.
+        derivative: Derivative of the guided output along a direction. If None,
+            :func:`~fedprompt.guidance.forward_mode`.
     """
     return _learn_to_guide(**locals(), by_features=False)
 
@@ -107,9 +107,9 @@ def fedl2g_f(
     train_in_warm_up: bool = True,
     quiz_size: int = 10,
     max_norm: float | None = 100.0,
-    loss: GuideLoss = F.mse_loss,
+    loss: GuideLoss | None = None,
     update: GuideUpdate | None = None,
-    derivative: GuideDerivative = forward_mode,
+    derivative: GuideDerivative | None = None,
 ) -> fp.Method:
     """FedL2G-f: guides of the features. The arguments are those of :func:`fedl2g_l`."""
     return _learn_to_guide(**locals(), by_features=True)
@@ -145,7 +145,7 @@ def _learn_to_guide(
     max_norm: float | None,
     loss: GuideLoss,
     update: GuideUpdate | None,
-    derivative: GuideDerivative,
+    derivative: GuideDerivative | None,
 ) -> fp.Method:
     """Make the method; guides are not followed in the first rounds, the warm-up."""
     classes = setting.num_classes

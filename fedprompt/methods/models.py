@@ -1,5 +1,7 @@
 """Models of the gallery, and the settings that make them from frozen transformers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass, replace
@@ -269,14 +271,14 @@ class ClipModel(Complete):
         setting: Setting with the frozen CLIP.
     """
 
-    def __init__(self, setting: "ClipSetting") -> None:
+    def __init__(self, setting: ClipSetting) -> None:
         super().__init__()
         self.tower = setting.tower
         self.names = setting.names
         self.scale = setting.scale
 
     def encode_names(
-        self, contexts: Float[Tensor, "..."], **axes: bool
+        self, contexts: Float[Tensor, ...], **axes: bool
     ) -> Float[Tensor, "*contexts classes dim"]:
         """Encode all class names behind each context of :func:`fedprompt.prompted_text`."""
         return self.tower(fp.prompted_text(contexts, self.names, **axes))
@@ -290,7 +292,7 @@ class PromptedClassifier(ClipModel):
         context: Module that returns contexts, such as :class:`fedprompt.ContextPrompts`.
     """
 
-    def __init__(self, setting: "ClipSetting", context: nn.Module) -> None:
+    def __init__(self, setting: ClipSetting, context: nn.Module) -> None:
         super().__init__(setting)
         self.context = context
 

@@ -10,11 +10,13 @@ takes the place of the printed value::
 The setting is ``method.setting``, for the other rows of a table. :data:`PRINTED` has the values.
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -36,12 +38,17 @@ _SGD = torch.optim.SGD
 _ALGORITHM_1 = partial(fp.transport.dykstra, epsilon=0.1, tolerance=1e-3, max_iterations=99)
 
 
-class Printed(NamedTuple):
+@dataclass(frozen=True)
+class Printed:
     """Values of a paper.
 
     Attributes:
         fields: Fields of the setting.
         arguments: Arguments of the method.
+
+    Example:
+        >>> PRINTED["fedotp"].arguments["mass"]
+        0.8
     """
 
     fields: Mapping[str, Any]

@@ -1,12 +1,16 @@
 """The list of the gallery's methods, with what a study needs to know about each."""
 
+from __future__ import annotations
+
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NamedTuple, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import fedprompt._refusals as check
 from fedprompt.interfaces import Method
@@ -70,7 +74,8 @@ RANGES: dict[str, Callable[[str, Any], None]] = {
 _Make = TypeVar("_Make", bound=Callable[..., Method])
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """Method of the gallery.
 
     Attributes:
@@ -81,6 +86,11 @@ class Entry(NamedTuple):
         traits: Traits such as "personalized", "different models", "public data", "private".
         search: Range of each hyperparameter that a study tunes.
         inputs: "images" if it needs images in place of the tokens of CLIP.
+
+    Example:
+        >>> from fedprompt.methods import METHODS
+        >>> METHODS["fedprox"].defaults
+        {'learning_rate': 0.01, 'proximal_weight': 0.01}
     """
 
     name: str
@@ -188,12 +198,29 @@ def register(
             title = f"{name}({', '.join(texts)})"
             return made._replace(predict=predict, setting=setting, name=title)
 
+        cast(Any, checked).__signature__ = _readable(inspect.signature(make))
         new = name not in METHODS or _runs_again(make, METHODS[name].make)
         check.require(new, "name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
         return cast(_Make, checked)
 
     return add
+
+
+def _readable(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature with the short names of its types, for ``help``."""
+
+    def short(kind: Any) -> Any:
+        plain = kind is signature.empty or isinstance(kind, str)
+        return kind if plain else re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
+
+    options = [
+        option.replace(annotation=short(option.annotation))
+        for option in signature.parameters.values()
+    ]
+    return signature.replace(
+        parameters=options, return_annotation=short(signature.return_annotation)
+    )
 
 
 def _runs_again(make: Callable[..., Method], before: Callable[..., Method]) -> bool:
@@ -235,7 +262,7 @@ def _check(name: str, value: Any, default: Any) -> None:
 
 def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
     """Return keyword arguments and their defaults, without pieces that have a protocol as type."""
-    options = inspect.signature(make).parameters.values()
+    options = inspect.signature(inspect.unwrap(make)).parameters.values()
     keywords = [option for option in options if option.kind is option.KEYWORD_ONLY]
     values = {one.name: one.default for one in keywords if not _is_piece(one.annotation)}
     return {name: value for name, value in values.items() if not callable(value)}
@@ -243,7 +270,7 @@ def _hyperparameters(make: Callable[..., Method]) -> dict[str, Any]:
 
 def _pieces(make: Callable[..., Method]) -> set[str]:
     """Return the arguments that have a protocol as type."""
-    options = inspect.signature(make).parameters.values()
+    options = inspect.signature(inspect.unwrap(make)).parameters.values()
     return {option.name for option in options if _is_piece(option.annotation)}
 
 

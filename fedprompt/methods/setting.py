@@ -9,6 +9,8 @@ it was made from, so a run has one setting::
         model = now.model(method, federation, client=3)
 """
 
+from __future__ import annotations
+
 import hashlib
 import sys
 import warnings
@@ -55,7 +57,7 @@ class Inputs(Protocol):
     def __len__(self) -> int:
         """Return the number of inputs."""
 
-    def __getitem__(self, positions: Int[Tensor, "chosen"], /) -> Tensor:
+    def __getitem__(self, positions: Int[Tensor, chosen], /) -> Tensor:
         """Return the inputs at these positions, stacked."""
 
 
@@ -259,13 +261,13 @@ class Setting:
         place = self.clients.index(client) if client in self.clients else client
         return place % self.num_backbones
 
-    def shared_head(self, data: "ClientData", head: Any, state: fp.interfaces.State) -> Any:
+    def shared_head(self, data: ClientData, head: Any, state: fp.interfaces.State) -> Any:
         """Predict with the model that a client keeps in its state, and with this head."""
         model = self.model(data.id, state)
         fp.load_values(model.head, head)
         return model
 
-    def private_model(self, data: "ClientData", answer: Any, state: fp.interfaces.State) -> Any:
+    def private_model(self, data: ClientData, answer: Any, state: fp.interfaces.State) -> Any:
         """Predict with the model that a client keeps in its state, or with a new one."""
         return self.model(data.id, state)
 
@@ -317,8 +319,8 @@ class ClientData:
     setting: Setting
     id: int
     server_round: int
-    labels: Int[Tensor, "shard"]
-    inputs_at: Callable[[Int[Tensor, "chosen"]], Tensor]
+    labels: Int[Tensor, shard]
+    inputs_at: Callable[[Int[Tensor, chosen]], Tensor]
 
     @property
     def epochs(self) -> int:
@@ -343,13 +345,13 @@ class ClientData:
         return len(self.labels)
 
     @property
-    def class_counts(self) -> Float[Tensor, "classes"]:
+    def class_counts(self) -> Float[Tensor, classes]:
         """Number of inputs of each class."""
         counts = torch.bincount(self.labels, minlength=self.setting.num_classes)
         return counts.to(torch.get_default_dtype())
 
     def batches(
-        self, *, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
+        self, *, among: Int[Tensor, chosen] | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
         """Yield the training batches of this round, `steps` in all.
 
@@ -375,7 +377,7 @@ class ClientData:
             yield islice(batches, divided if phase < count else None)
 
     def _drawn(
-        self, epochs: int, among: Int[Tensor, "chosen"] | None = None, purpose: str = "batches"
+        self, epochs: int, among: Int[Tensor, chosen] | None = None, purpose: str = "batches"
     ) -> Iterator[Batch]:
         rng = self.stream(purpose)
         chosen = torch.arange(self.num_examples, device="cpu") if among is None else among
@@ -388,7 +390,7 @@ class ClientData:
                 with self.autocast():
                     yield batch
 
-    def batch(self, chosen: Int[Tensor, "chosen"], rng: torch.Generator) -> Batch:
+    def batch(self, chosen: Int[Tensor, chosen], rng: torch.Generator) -> Batch:
         """Return chosen inputs, augmented, and their labels, on the device of the setting."""
         inputs = self.inputs_at(chosen)
         if self.setting.augment is not None:
@@ -440,7 +442,7 @@ class ClientData:
         """Make the random generator of this client on the CPU, from which batches are drawn."""
         return self.setting.stream(self.server_round, self.id, purpose=purpose)
 
-    def at(self, server_round: int) -> "ClientData":
+    def at(self, server_round: int) -> ClientData:
         """Return the data of this client in another round, with the batches of that round."""
         return replace(self, server_round=server_round)
 
@@ -473,8 +475,8 @@ class Federation:
     """
 
     inputs: Inputs
-    labels: Int[Tensor, "inputs"]
-    shards: Mapping[int, Int[Tensor, "_"] | Int[np.ndarray, "_"]]
+    labels: Int[Tensor, inputs]
+    shards: Mapping[int, Int[Tensor, _] | Int[np.ndarray, _]]
 
     def __post_init__(self) -> None:
         check_inputs("inputs", self.inputs)
@@ -532,6 +534,7 @@ def _text(value: Any) -> str | None:
     if isinstance(value, tuple | list | range):
         parts = [_text(part) for part in value]
         return None if None in parts else f"[{', '.join(map(str, parts))}]"
+    value = value.item() if isinstance(value, np.generic) else value
     if type(value) is float:
         return f"{value:.6g}"  # the last bits depend on the machine
     known = value is None or isinstance(value, bool | int | str | torch.dtype)
@@ -544,9 +547,7 @@ def check_inputs(argument: str, inputs: object) -> None:
     check.typed(fits, argument, "be a tensor, or return batches by positions", inputs)
 
 
-def owned(
-    argument: str, client: int, shard: Tensor | np.ndarray, size: int
-) -> Int[Tensor, "shard"]:
+def owned(argument: str, client: int, shard: Tensor | np.ndarray, size: int) -> Int[Tensor, shard]:
     """Require at least one position of a client among `size` inputs, and copy them."""
     check.count(f"key of {argument}", client, at_least=0)
     shard = torch.as_tensor(shard)

@@ -27,8 +27,9 @@ Compared: equations of the paper, with the deviations above and with its own val
 argument, float64, largest difference 2.3e-16 (2026-11).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -36,7 +37,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.interfaces import Selection
+from fedprompt.interfaces import PromptSelector
 from fedprompt.methods.models import VitSetting, check_sequences
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
@@ -128,7 +129,7 @@ def sgpt(
     insert_nearest: bool = False,
     offset: float | None = None,
     live: bool = True,
-    selector: Callable[..., Selection] = select_nearest,
+    selector: PromptSelector | None = None,
 ) -> fp.Method:
     """SGPT.
 
@@ -154,14 +155,16 @@ def sgpt(
             `selector`.
         live: Whether a client's selections in this round count in its next ones. If not, counts are
             fixed within a round.
-        selector: Selection rule in training, a :class:`~fedprompt.interfaces.PromptSelector`.
+        selector: Selection rule in training. If None,
+            :func:`~fedprompt.selection.select_nearest`.
     """
     check_sequences(shared_layers=shared_layers, group_layers=group_layers, blocks=blocks)
     layers = shared_layers, group_layers
     _check(setting.trunk.depth, layers, query_depth, blocks)
     if offset is not None and not offset > 0:
         raise ValueError(f"`offset` must be above 0; got {offset}.")
-    rule = selector if offset is None else partial(selector, offset=offset)
+    rule: Any = selector or select_nearest
+    rule = rule if offset is None else partial(rule, offset=offset)
     reads = set().union(*blocks), query_depth, averaged, insert_nearest
     model = setting.seeded(_GroupedModel, setting, num_groups, layers, replace, rule, live, *reads)
 

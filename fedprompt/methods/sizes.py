@@ -1,6 +1,9 @@
 """Clients of unlike size: their own length of prompts, number of layers, or rank of LoRA."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ def of_sizes(
     Args:
         setting: Setting of the run.
         make: Function from a size, as keywords, to a method of :func:`averaged` in which all
-            clients have this size.
+            clients have this size. Its server is a :func:`fedprompt.averaging_server`.
         sizes: Size of each smaller client, by client id. With several keywords, a size is one
             number or a sequence of them, and the missing ones are full. If None, all clients have
             the full size.
@@ -50,6 +53,8 @@ def of_sizes(
     methods = {size: make(**dict(zip(full, size, strict=True))) for size in smaller}
     methods[most] = whole
     forms: Any = {size: method.form(0) for size, method in methods.items() if method.form}
+    step: Any = whole.server.step
+    check.require(hasattr(step, "unlike"), "make", "have an averaging_server", "another server")
     values, rule = whole.server.state["values"], fp.overwrite()
     for size in smaller:
         first = methods[size].server.state["values"].items()
@@ -62,6 +67,10 @@ def of_sizes(
     def form(client: int) -> Any:
         return forms[size_of(client)]
 
+    def answer(client: int, state: Any) -> Any:
+        values: Any = whole.server.answer(client, state)
+        return fp.aggregation.leading(values, form(client))
+
     def train(data: ClientData, answer: Any, state: Any) -> Any:
         _check_clients(own, data.setting)  # all clients of the federation, if none were named
         return methods[size_of(data.id)].client(data, answer, state)
@@ -69,7 +78,10 @@ def of_sizes(
     def predict(data: ClientData, answer: Any, state: Any) -> nn.Module:
         return methods[size_of(data.id)].predict(data, answer, state)
 
-    return fp.Method(train, fp.averaging_server(values, form=form), predict, form=form)
+    state = {**whole.server.state, "values": values}
+    parts: Any = {"state": state, "answer": answer, "step": replace(step, unlike=True)}
+    server = whole.server._replace(**parts)
+    return fp.Method(train, server, predict, form=form)
 
 
 def checked_sizes(setting: Setting, sizes: Sizes, **full: int) -> dict[int, tuple[int, ...]]:

@@ -1,5 +1,7 @@
 """Steps that many methods of the gallery share: of a client, of its server, and of both."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -185,7 +187,7 @@ def prototypes(model: PromptedModel | NetworkModel, data: ClientData) -> fp.Weig
 
 def known_rows(
     entries: Sequence[fp.Weighted],
-) -> tuple[Float[Tensor, "rows dim"], Int[Tensor, "rows"]]:
+) -> tuple[Float[Tensor, "rows dim"], Int[Tensor, rows]]:
     """Collect the rows of positive weight, and their classes, from the prototypes of clients."""
     values = torch.cat([entry.value[entry.weight > 0] for entry in entries])
     return values, torch.cat([entry.weight.nonzero()[:, 0] for entry in entries])

@@ -4,6 +4,8 @@ Methods run unchanged, because a model has the parts that they name: `prompts`, 
 client trains before the head, `projection` and `head`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ class _Frozen:
     def __init__(self, network: nn.Module) -> None:
         self.network = network
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Frozen":
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Frozen:
         return copy(self)
 
 

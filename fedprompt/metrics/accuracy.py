@@ -87,7 +87,7 @@ def global_accuracy(
 
 def client_spread(
     accuracy: Float[Tensor, "clients tests"], num_examples: Real[Tensor, " tests"] | None = None
-) -> ClientSpread:
+) -> "ClientSpread":
     r"""Find the worst, average and best client by the accuracy on all test sets together.
 
     FedHPL tests every client on one full test set. `accuracy` then has the shape (clients, 1).
@@ -188,7 +188,7 @@ def pooled_local_accuracy(
     return (clients @ sizes / sizes.sum()).item()
 
 
-def last_and_best(history: Sequence[float], *, last: int) -> Summary:
+def last_and_best(history: Sequence[float], *, last: int) -> "Summary":
     """Summarize a history over rounds by the mean of its last rounds and by its best round.
 
     Args:
@@ -212,7 +212,7 @@ def last_and_best(history: Sequence[float], *, last: int) -> Summary:
     return Summary(sum(figures[-int(last) :]) / int(last), figures[best_round], best_round)
 
 
-def negative_effect(losses: Float[Tensor, "rounds clients"]) -> NegativeEffect:
+def negative_effect(losses: Float[Tensor, "rounds clients"]) -> "NegativeEffect":
     r"""Measure the largest rise of each client's loss over its previous minimum.
 
     .. math:: \max_t \big( L_t - \min_{s < t} L_s \big)^+

@@ -1,5 +1,7 @@
 """Accuracy of each class, and means over classes."""
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Callable, Iterable

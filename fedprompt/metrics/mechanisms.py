@@ -27,10 +27,10 @@ class DistillationTerms(NamedTuple):
 def distillation_terms(
     logits: Float[Tensor, "batch classes"],
     labels: Int[Tensor, " batch"],
-    teacher: Weighted,
+    teacher: "Weighted",
     *,
     temperature: float,
-) -> DistillationTerms:
+) -> "DistillationTerms":
     r"""Compute the two terms of FedHPL's bound on the errors of a client.
 
     .. math:: 2 - 2\, t, \qquad 2\, |t - s|, \qquad

@@ -1,5 +1,7 @@
 """Clipping, capped weights and Gaussian noise for the payloads of clients."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """Payloads as flat vectors, whose sum over clients determines the weighted mean."""
 
+from __future__ import annotations
+
 import torch
 from jaxtyping import Float
 from torch import Tensor

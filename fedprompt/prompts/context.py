@@ -1,5 +1,7 @@
 """Learnable text contexts for CLIP: token embeddings around a class name."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

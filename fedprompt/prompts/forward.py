@@ -1,5 +1,7 @@
 """Forward pass of a frozen transformer with any number of prompt streams."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

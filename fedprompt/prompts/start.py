@@ -1,5 +1,7 @@
 """Initial values of prompts at the mean patch token of each layer."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """Visual prompts: learnable tokens, and the layers at which they enter a transformer."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 

@@ -71,7 +71,7 @@ class Emoji(NamedTuple):
     """Name of each emoji in Unicode, for example "polar bear"."""
 
 
-def emoji() -> tuple[Emoji, Emoji]:
+def emoji() -> "tuple[Emoji, Emoji]":
     """Load emoji of 24 classes in five styles, for training and for tests.
 
     No concept is in both parts. Variants of a concept, such as "dog" and "dog face", are in the

@@ -128,8 +128,8 @@ def augment(images: Images, generator: torch.Generator) -> Images:
 
 
 def digits(
-    seed: int = 0, *, num_test: int = 597, domain: Callable[[Images], Images] = raw
-) -> Digits:
+    seed: int = 0, *, num_test: int = 597, domain: Callable[[Tensor], Tensor] | None = None
+) -> "Digits":
     """Split 1,797 real handwritten digits at random into training and test images.
 
     The images have 1 x 16 x 16 pixels in [0, 1]. They are the test set of "Optical Recognition of
@@ -139,7 +139,7 @@ def digits(
         seed: Seed of the split, at least 0. The global random state does not change.
         num_test: Number of test images, from 1 to 1,796.
         domain: Function that is applied to all images, such as :func:`inverted` or
-            ``partial(noisy, generator=generator)``.
+            ``partial(noisy, generator=generator)``. If None, images are :func:`raw`.
 
     Returns:
         float32 images and int64 labels.
@@ -155,14 +155,16 @@ def digits(
     """
     check.count("seed", seed, at_least=0)
     check.count("num_test", num_test)
-    check.function("domain", domain, "be a function of images, such as samples.raw")
+    rule = "be a function of images, such as samples.inverted"
+    check.optional(check.function, "domain", domain, rule)
     images, labels = _all_digits()
     rule = f"be less than all {len(labels)} digits"
     check.require(num_test < len(labels), "num_test", rule, num_test)
     draw = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=draw, device="cpu")
     train, test = order[num_test:], order[:num_test]
-    images = domain(images.clone())  # which may be in place
+    if domain is not None:
+        images = domain(images.clone())  # which may be in place
     return Digits(images[train], labels[train], images[test], labels[test])
 
 

@@ -1,5 +1,7 @@
 """Trained prompts in a file or a folder that records the backbone and the class names."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import tempfile

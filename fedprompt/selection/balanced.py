@@ -1,5 +1,7 @@
 """Selection of keys for a whole batch at once, by optimal transport."""
 
+from __future__ import annotations
+
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor

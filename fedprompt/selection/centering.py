@@ -1,5 +1,7 @@
 """Queries minus their mean over all clients, for backbones whose features resemble one another."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn as nn
 from jaxtyping import Float

@@ -1,5 +1,7 @@
 """Learnable keys: their initial values, their loss, and the module that counts selections."""
 
+from __future__ import annotations
+
 import inspect
 
 import torch
@@ -97,7 +99,7 @@ class SelectionKeys(nn.Module):
         num_groups: Number of keys; at most `dim`.
         dim: Width of a query, ``trunk.dim``.
         selector: Selection rule in training mode, with its options bound, such as
-            ``partial(select_balanced, solver=exact)``.
+            ``partial(select_balanced, solver=exact)``. If None, :func:`select_nearest`.
         live: Whether a client's choices of this round count in its next choice. If not, counts
             change between rounds only.
         generator: Source of the initial values, which :func:`~fedprompt.selection.orthogonal_keys`
@@ -129,10 +131,11 @@ class SelectionKeys(nn.Module):
         num_groups: int,
         dim: int,
         *,
-        selector: PromptSelector = select_nearest,
+        selector: PromptSelector | None = None,
         live: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
+        selector = select_nearest if selector is None else selector
         _check_selector(selector)
         check.flag("live", live)
         super().__init__()

@@ -1,5 +1,7 @@
 """Selection of the nearest key, with a penalty on keys that were selected often."""
 
+from __future__ import annotations
+
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor

@@ -1,5 +1,7 @@
 """Alternating row and column scaling: the algorithm of FedOTP, and Sinkhorn's algorithm."""
 
+from __future__ import annotations
+
 import math
 
 import torch

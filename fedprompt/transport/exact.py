@@ -1,5 +1,7 @@
 """Reference solvers: the exact linear program (epsilon = 0) and the independent coupling."""
 
+from __future__ import annotations
+
 import math
 
 import torch

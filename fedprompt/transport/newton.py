@@ -1,5 +1,7 @@
 """Newton's method for FedOTP's transport problem, on the few column duals."""
 
+from __future__ import annotations
+
 import math
 
 import torch

@@ -1,5 +1,7 @@
 """Transport with relaxed marginals: unbalanced transport in the sense of Kullback-Leibler."""
 
+from __future__ import annotations
+
 import math
 from functools import partial
 from typing import Any

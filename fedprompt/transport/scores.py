@@ -4,6 +4,8 @@ Solvers return plans without a graph. These functions compute a differentiable s
 They differ in how the gradient treats the dependence of the plan on the cost.
 """
 
+from __future__ import annotations
+
 import math
 
 import torch

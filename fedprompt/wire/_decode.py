@@ -3,6 +3,8 @@
 Every check precedes the allocation that it protects. Every refusal is a ValueError with a reason.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, NoReturn
 

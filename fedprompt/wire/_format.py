@@ -68,7 +68,7 @@ class Expected(NamedTuple):
             :func:`cap_weight`. If None, every finite number is accepted.
     """
 
-    message: Message
+    message: Mapping[str, Any]
     fingerprint: Mapping[str, str] = {}
     server_round: int | None = None
     client_id: str | None = None

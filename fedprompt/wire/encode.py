@@ -1,5 +1,7 @@
 """Encoding: from a message to one safetensors blob."""
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 

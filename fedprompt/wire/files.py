@@ -1,5 +1,7 @@
 """Blobs in files."""
 
+from __future__ import annotations
+
 from os import PathLike
 
 from torch import Tensor

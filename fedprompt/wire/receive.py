@@ -1,5 +1,7 @@
 """Reading all blobs of a round."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 

@@ -209,8 +209,8 @@ digits(cohort_size=4) -> ValueError: `cohort_size` must be at most 3, the client
 @pytest.mark.parametrize(
     ("kind", "methods"),
     [
-        ("vit", ["fedproto", "fedvpt", "perfedavg", "fedbabu"]),
-        ("clip", ["pfedmoap", "promptfl", "head_tuning"]),
+        ("vit", ["fedproto", "fedvpt", "perfedavg", "fedlora:sizes={1: 1}"]),
+        ("clip", ["pfedmoap", "promptfl:sizes={0: 3}", "head_tuning"]),
     ],
 )
 def test_accuracies_of_loaded_classifiers_are_those_of_the_records(kind, methods, tmp_path):

@@ -225,4 +225,3 @@ def test_values_of_a_row_and_each_edit_of_its_file_are_told(tmp_path):
 def test_options_are_arguments_and_have_words(capsys):
     with pytest.raises(TypeError, match="`roundz` must be an argument"):
         problems.split_options({"roundz": 1})
-    assert "shots" in compare.folder.__signature__.parameters

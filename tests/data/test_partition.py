@@ -62,7 +62,8 @@ def made(name: str, labels: object = LABELS, seed: object = 0) -> list[list[int]
 
 def test_every_public_partition_is_in_the_table() -> None:
     returned = {
-        name: inspect.signature(getattr(data, name)).return_annotation for name in data.__all__
+        name: inspect.signature(getattr(data, name), eval_str=True).return_annotation
+        for name in data.__all__
     }
     lists = {n for n, r in returned.items() if isinstance(r, GenericAlias) and r.__origin__ is list}
     assert lists == {label.split(",")[0] for label in ALL} - {"study_quiz_split"}  # has two parts

@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 import fedprompt as fp
 from fedprompt import flower
 from flower_grid import InProcessGrid
+from signatures import unreadable
 
 pytestmark = pytest.mark.flower
 
@@ -43,6 +44,10 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
     private = names["main_with_noise"](grid, None).server["values"]["head"]
     assert private.std() > 0
     assert private.norm() < 3  # two rounds of changes of norm 1 with a little noise
+
+
+def test_help_prints_short_types_and_defaults_without_addresses():
+    assert unreadable({name: getattr(flower, name) for name in flower.__all__}) == []
 
 
 def test_the_examples_of_the_docstrings_run():

@@ -36,7 +36,7 @@ def test_every_public_selector_is_in_the_table():
     selectors = {
         name
         for name, thing in public.items()
-        if inspect.signature(thing).return_annotation is Selection
+        if inspect.signature(thing, eval_str=True).return_annotation is Selection
     }
     assert selectors == {label.split()[0] for label in SELECTORS}
     assert all(isinstance(selector, PromptSelector) for selector in SELECTORS.values())

@@ -73,7 +73,7 @@ UPDATES = {
 
 def test_every_public_server_update_is_in_the_table():
     returned = {
-        name: inspect.signature(inspect.unwrap(function)).return_annotation
+        name: inspect.signature(inspect.unwrap(function), eval_str=True).return_annotation
         for name, function in inspect.getmembers(fp.aggregation, inspect.isfunction)
         if not name.startswith("_")
     }

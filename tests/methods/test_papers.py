@@ -50,7 +50,8 @@ def table(paper):
     defaults = {name: option.default for name, option in options.items()}
     defaults |= {each.name: each.default for each in dataclasses.fields(kind)}
     rows = ["| argument | paper | our default |", "|---|---|---|"]
-    for name, value in {**papers.PRINTED[paper].fields, **papers.PRINTED[paper].arguments}.items():
+    printed: papers.Printed = papers.PRINTED[paper]
+    for name, value in (printed.fields | printed.arguments).items():
         default = "none" if defaults[name] is dataclasses.MISSING else defaults[name]
         default = MEANT.get(name, default) if default in (None, ()) else default
         if default != value:

@@ -3,11 +3,25 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.methods import METHODS, fedlora, fedvpt, fedvpt_d, hetlora, of_sizes, promptfl
+from fedprompt.methods import (
+    METHODS,
+    Federation,
+    HeldOut,
+    averaged,
+    evaluate,
+    fedavg_client,
+    fedlora,
+    fedvpt,
+    fedvpt_d,
+    hetlora,
+    of_sizes,
+    promptfl,
+)
 from low_rank import ONE_ROUND
 from refusals import refused
 from same import assert_same
@@ -96,7 +110,7 @@ def test_a_round_is_continued_with_its_sizes_alone_and_keys_may_be_texts():
     made = clip_federation()
     rounds = fp.run_rounds(promptfl(made, sizes={0: 2, 1: 3}), made.data, made.cohorts())
     start, whole = next(rounds), next(rounds)
-    texts = promptfl(made, sizes={"1": 3, "0": 2})  # as in a file of JSON
+    texts = promptfl(made, sizes={"1": np.int64(3), "0": 2})  # as in a file of JSON
     (again,) = fp.run_rounds(texts, made.data, made.cohorts(), start=start)
     assert_same(tuple(again), tuple(whole), ordered=False)
     for sizes in (None, {0: 2}, {0: 2, 1: 2}):
@@ -110,23 +124,40 @@ def test_a_round_is_continued_with_its_sizes_alone_and_keys_may_be_texts():
 @pytest.mark.parametrize("name", ["promptfl", "fedlora", "flora"])
 def test_clients_that_a_federation_lacks_are_refused_when_it_is_known(name):
     whole = clip_federation() if name == "promptfl" else vit_federation()
-    own = fp.methods.Federation(whole.inputs, whole.labels, whole.shards)
+    own = Federation(whole.inputs, whole.labels, whole.shards)
     method = METHODS[name].make(replace(whole, clients=()), sizes={9: 1})
     with pytest.raises(ValueError, match="`sizes` must name clients of the setting; got 9"):
         next(fp.run_rounds(method, own))
 
 
-def test_another_averaged_method_gets_sizes_by_its_maker():
+def test_another_averaged_method_gets_sizes_by_its_maker_and_keeps_its_server():
     made = clip_federation(cohort_size=2)
 
     def of_length(length):
-        return METHODS["promptfl_fedprox"].make(replace(made, length=length))
+        model = replace(made, length=length).new_model()
+        server = fp.averaging_server(fp.snapshot(model), fp.ema(decay=0.5))
+        return averaged(model, fedavg_client(model, 0.1), server=server)
 
     method = of_sizes(made, of_length, dict.fromkeys(CLIENTS, 3), length=4)
     found = last(lambda setting: method, made)
     expected = last(lambda setting: of_length(3), made)
     for client in CLIENTS:
         assert_same(parameters(found, client), parameters(expected, client))
+    with pytest.raises(
+        ValueError, match="`make` must have an averaging_server; got another server"
+    ):
+        of_sizes(vit_federation(), lambda rank: hetlora(vit_federation(), rank=rank), {}, rank=2)
+
+
+def test_models_of_unlike_size_are_not_tested_as_one():
+    made = clip_federation()
+    data = Federation(made.inputs, made.labels, made.shards)
+    method = promptfl(made, sizes={1: 2})
+    start = fp.Round(-1, method.server.state, {})
+    tests = HeldOut(made.inputs, made.labels)
+    with pytest.raises(ValueError, match="`shared` must be False for clients of unlike size"):
+        evaluate(method, data, start, tests, shared=True)
+    assert evaluate(method, data, start, tests, shared=True, clients=[0, 2])["trained"] == 4 * 16
 
 
 CLIP, VIT = clip_federation, vit_federation

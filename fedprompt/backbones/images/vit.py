@@ -1,5 +1,7 @@
 """Trunks of four libraries by one function, which freezes the model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,5 +1,7 @@
 """CLIP's zero-shot classifier, from several sentences for each class."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """Text towers of CLIP models, for sentences of embeddings instead of token ids."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
@@ -109,7 +111,7 @@ class TextTower:
             freeze(clip_model)
             self.probe.begin({}, enabled=probe)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "TextTower":
+    def __deepcopy__(self, memo: dict[int, Any]) -> TextTower:
         return self
 
     def class_names(self, names: Sequence[str]) -> ClassNames:
