@@ -38,9 +38,10 @@ def test_a_cell_runs_from_files_to_the_printed_figure(paper, tmp_path, monkeypat
     setting, flags = papers.settings(paper)[name], []
     if network is not None:
         flags = ["--weights", weights(network, tmp_path)]
-        side = 32 if network == VIT else 224
-        small = replace(setting, backbones=(network,), image_size=side)
-        monkeypatch.setitem(papers.settings(paper), name, small)
+    small = {"backbones": (network,) if network else ("cnn", "resnet4")}
+    side = 224 if network == CLIP else 32
+    own = replace(setting, **small, image_size=side)
+    monkeypatch.setitem(papers.settings(paper), name, own)
     fabricate(setting.data, tmp_path, **numbers)
 
     def refused(*address, **options):
