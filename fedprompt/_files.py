@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -15,6 +16,20 @@ import fedprompt._refusals as check
 
 WAIT = 30.0
 """Seconds that a process waits for another one that writes."""
+
+
+IN_A_FILE = "be a function at the top of a file, or its place, such as 'mine.py:method'"
+"""Rule for functions that another process imports."""
+
+
+def function_at(place: Any) -> Any:
+    """Return the function at a place FILE:NAME; a function is returned as it is."""
+    if isinstance(place, str):
+        file, _, name = place.rpartition(":")
+        check.require(Path(file).is_file(), "method", IN_A_FILE, repr(place))
+        place = run_path(file, run_name=Path(file).stem).get(name)
+    check.function("method", place, IN_A_FILE)
+    return place
 
 
 def path_of(argument: str, path: object, *, of: str = "file") -> Path:
@@ -35,21 +50,27 @@ def file_of(path: object) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, *, wait: float | None = None) -> Iterator[None]:
     """Let one writer at a time write a file, or to a directory. Reading needs no lock.
 
     The lock is a file next to the path, ``.NAME.lock``, or ``.lock`` in a directory. The file
     stays; the system frees the lock when its process ends.
 
+    Args:
+        path: File or directory.
+        wait: Seconds to wait for another process. If None, 30; a negative number is without end,
+            for files that take long to make.
+
     Raises:
-        TimeoutError: If another process still writes after 30 seconds.
+        TimeoutError: If another process still writes after this time.
     """
+    wait = WAIT if wait is None else wait
     lock = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
     try:
-        with FileLock(lock, timeout=WAIT):
+        with FileLock(lock, timeout=wait):
             yield
     except Timeout as error:
-        rule = f"`{path}` is written by another process; waited {WAIT:g} s. See {lock}."
+        rule = f"`{path}` is written by another process; waited {wait:g} s. See {lock}."
         raise TimeoutError(rule) from error
 
 

@@ -75,7 +75,7 @@ def public_names() -> dict[str, object]:
             for name in module.__all__:
                 if id(getattr(module, name)) not in flat:
                     found[f"{family}.{name}"] = getattr(module, name)
-    for family in ("compare", "data.experiments", "interfaces", "samples"):
+    for family in ("compare", "data.experiments", "interfaces", "privacy.leakage", "samples"):
         module = importlib.import_module(f"fedprompt.{family}")
         for name in module.__all__:
             if id(getattr(module, name)) not in flat:

@@ -10,7 +10,7 @@ import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LOOPS = ("fedavg", "fedhpl", "fedl2g", "fedotp", "fewer_bytes", "private", "sgpt")
-NOT_LOOPS = ("backdoor", "compare", "digits", "photographs", "study", "zoo")
+NOT_LOOPS = ("backdoor", "compare", "digits", "leakage", "photographs", "study", "zoo")
 FLAGS = {"private": ("--seed", "0")}  # without a seed, the noise is not reproducible
 # The other loops compare two runs.
 NUM_RUNS = {"fedavg": 1, "sgpt": 1, "fewer_bytes": 3, "fedotp": 3}
@@ -84,3 +84,12 @@ def test_every_loop_is_in_the_list_and_at_most_a_hundred_lines_long():
     for name, text in loops.items():
         assert text.count("\n") <= 100, name
         assert max(map(len, text.splitlines())) <= 100, name
+
+
+def test_tables_of_leakage_are_those_of_the_records(tmp_path):
+    importlib.import_module("leakage").write_tables(tmp_path)
+    tables = EXAMPLES.parent / "docs" / "results" / "tables"
+    written = sorted(tmp_path.iterdir())
+    assert len(written) == 4
+    for path in written:
+        assert path.read_text() == (tables / path.name).read_text(), path.name

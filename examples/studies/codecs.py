@@ -9,7 +9,7 @@ from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Codec, Message, Payload
 from fedprompt.methods import VitSetting
 from studies import digits
-from studies.ablations import VIT, sides
+from studies.ablations import VIT, sides, tested
 from studies.core import Machine, Row, task, trial
 
 
@@ -64,7 +64,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     shards = {"of": "dirichlet", "count": 5, "alpha": 0.3, "min_size": len(train.labels) // 30}
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}
-    return trial(build, train, test, shards, seed=seed, **budget)
+    return trial(build, train, test, shards, seed=seed, places=tested(seed), **budget)
 
 
 TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}

@@ -63,8 +63,9 @@ def make(build: Any, partition: str, row: Row, *, seed: int, machine: Machine) -
     train, public, test = digits(build is clip, shifted, seed, row.entry.inputs)
     fields = {"rounds": 15, "steps": 8, "cohort_size": 5, "batch_size": 32, "public": public}
     fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
+    fields |= {"newcomers": NUM_NEWCOMERS, "places": torch.arange(len(test.labels))}
     division = {"count": NUM_CLIENTS, **DIVISIONS[partition]}
-    return trial(build, train, test, division, seed=seed, newcomers=NUM_NEWCOMERS, **fields)
+    return trial(build, train, test, division, seed=seed, **fields)
 
 
 @cache

@@ -11,6 +11,7 @@ import numpy as np
 from fedprompt.compare import intervals, tables
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.records import NAMED, Record, newest
+from fedprompt.compare.rows import CONSTANT
 from fedprompt.compare.runs import bits_of
 from fedprompt.compare.tables import COSTS, WIDTH, View, percent, table
 from studies.core import Task, content
@@ -25,10 +26,15 @@ COLORS = plt.get_cmap("Dark2").colors  # of the eight best points, in the legend
 
 
 def view(found: Sequence[Record], task: Task, partition: str, folder: Path) -> View:
-    """Return the table of a partition, with the bits of a folder."""
+    """Return the table of a partition, with the bits of a folder.
+
+    Columns that only the most frequent class has, beside earlier runs, are left out.
+    """
     title = f"{task.title}, {task.partitions[partition]}"
-    same = {"columns": task.columns, "compared": task.compared, "references": task.references}
     listed = [record for record in newest(found) if record["partition"] == partition]
+    known = {name for record in listed if record["row"] != CONSTANT for name in record}
+    same = {"compared": task.compared, "references": task.references}
+    same["columns"] = {name: words for name, words in task.columns.items() if name in known}
     return View(title, partition, listed, bits=bits_of(folder, listed, {}), **same)
 
 

@@ -104,7 +104,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     few["shots"] = int(partition.removeprefix("shots-"))
     budget = {"rounds": 10, "epochs": 5, "cohort_size": 10, "batch_size": 32}
     build = partial(Setting, make_optimizer=torch.optim.Adam, **budget)
-    return trial(build, train, test, few, seed=seed)
+    places = torch.arange(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
+    return trial(build, train, test, few, seed=seed, places=places)
 
 
 ROWS, EQUAL = (

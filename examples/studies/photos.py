@@ -78,7 +78,7 @@ def make(task: str, partition: str, row: Row, *, seed: int, machine: Machine) ->
     data, train, test = split(task, division, seed)
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
-    public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
+    public, train, places = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), test
     shards = shards_of(division, train, num_classes, np.random.default_rng(seed))
     where = task, division.shifted, division.num_images
     trunks = [NETWORKS[name](where, machine) for name in division.networks]
@@ -88,9 +88,10 @@ def make(task: str, partition: str, row: Row, *, seed: int, machine: Machine) ->
     return trial(
         PhotographSetting,
         train,
-        test,
+        data.at(places),
         shards,
         seed=seed,
+        places=places,
         newcomers=division.num_newcomers,
         num_classes=num_classes,
         **{name: getattr(division, name) for name in BUDGET},

@@ -144,7 +144,7 @@ class Probe:
     def _run(self, rule: str, function: Callable[[], Any]) -> Any:
         try:
             return function()
-        except Exception as error:
+        except Exception as error:  # a model of others raises errors of any type
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise self._wrong(rule, got.rstrip(".")) from error
 

@@ -81,7 +81,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     else:
         try:  # as torch wrote it before 1.6
             saved = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # whose text advises to run the code in the file
+        except Exception as error:  # of any type, whose text advises to run the code in the file
             raise ValueError(f"it is damaged, or is not a file of tensors; {REMEDY}") from error
     found: dict[str, Tensor] = {}
     _flatten("", saved, found)

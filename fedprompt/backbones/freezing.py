@@ -159,7 +159,7 @@ def restored_on_error(model: nn.Module) -> Iterator[None]:
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         yield
-    except Exception:
+    except BaseException:  # also if it is interrupted; it is raised again
         for module, mode in modes:
             module.training = mode
         for parameter, flag in flags:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._conversions import height_and_width
-from fedprompt.data.opening import eight_bits, opened
+from fedprompt.data.opening import MAX_PIXELS, eight_bits, opened
 
 WIDEST = 64
 """Longest resized side, in sides of `resized`. Of longer images, only the middle is resized."""
@@ -93,16 +93,17 @@ class Preparation:
         return f"{how} ({self.interpolation}).{'' if same else f' {kept}'}"
 
     def __call__(
-        self, image: Image.Image | str | PathLike[str]
+        self, image: Image.Image | str | PathLike[str], *, max_pixels: int = MAX_PIXELS
     ) -> Float[Tensor, "channels height width"]:
-        """Prepare an image, or a file of one.
+        """Prepare an image, or a file of one with at most `max_pixels` pixels.
 
         Raises:
             OSError: If a file cannot be read. The text has its path.
         """
         if isinstance(image, Image.Image):
             return self.normalized(self.levels(image))
-        return self.normalized(opened(image, bits=self.bits, then=self.levels))
+        how: Any = {"bits": self.bits, "max_pixels": max_pixels}
+        return self.normalized(opened(image, then=self.levels, **how))
 
     def levels(self, image: Image.Image) -> Shaped[Tensor, "channels height width"]:
         """Resize and crop an image to levels from 0 to 255, which can be normalized later.
@@ -176,8 +177,10 @@ def _text(size: Size) -> str:
 
 
 def _tensor(image: Image.Image) -> Shaped[Tensor, "channels height width"]:
-    levels = torch.from_numpy(np.array(image))
-    return levels[None] if levels.ndim == 2 else levels.permute(2, 0, 1).contiguous()
+    levels = np.asarray(image)
+    axes = (2, 0, 1) if levels.ndim == 3 else (0, 1)
+    moved = np.array(levels.transpose(axes), order="C")  # torch would start threads in each thread
+    return torch.from_numpy(moved if moved.ndim == 3 else moved[None])
 
 
 def of_timm(

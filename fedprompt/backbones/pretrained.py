@@ -168,7 +168,7 @@ def network(
         given_arguments[_SIZE[library]] = size
     try:
         made = _MAKERS[library](kind, name, path, given_arguments)
-    except Exception as error:
+    except Exception as error:  # libraries and damaged files raise errors of any type
         line = f"({_line(error)})"
         if path is not None:
             rule = f"have weights of {name or 'a network of its configuration'}"
@@ -381,7 +381,7 @@ def _checked(flag: str, kind: Kind, made: Network) -> Network:
         else:
             check.require(made.tower is not None, "model", "have a text tower", "none")
             made.tokens(made.inputs)
-    except Exception as error:
+    except Exception as error:  # a model of others raises errors of any type
         rule = {"vit": "name a vision transformer", "clip": "name a CLIP with patches"}[kind]
         raise check.wrong(flag, rule, f"{made.name} ({_line(error)})") from error
     return made

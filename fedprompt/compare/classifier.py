@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn as nn
@@ -21,6 +21,7 @@ from fedprompt._files import path_of
 from fedprompt.backbones.fingerprint import fingerprint
 from fedprompt.backbones.pretrained import Network, check_source, network
 from fedprompt.compare import rows
+from fedprompt.data.opening import MAX_PIXELS
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods import METHODS, ClientData, ClipSetting, Setting, VitSetting
 from fedprompt.saved import saved_folder as saved
@@ -52,6 +53,8 @@ class Predicted(NamedTuple):
 class Classifier(nn.Module):
     """Trained classifier of images, with the preparation and the class names of its run.
 
+    :func:`load` has an example.
+
     Args:
         module: Prediction of a method, or a network with prompts.
         network: Its frozen network, and the preparation of images.
@@ -60,23 +63,6 @@ class Classifier(nn.Module):
     Attributes:
         class_names: Names of the classes, in the order of logits.
         preparation: Steps from an image to an input.
-
-    Example:
-        >>> import timm
-        >>> from tempfile import TemporaryDirectory
-        >>> from safetensors.torch import save_file
-        >>> from fedprompt import DeepPrompts, save_prompts, vit_trunk
-        >>> network = timm.create_model("test_vit", num_classes=0).eval()
-        >>> trunk, head = vit_trunk(network), nn.Linear(64, 2)
-        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": head})
-        >>> with TemporaryDirectory() as folder:
-        ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
-        ...     about = {"class_names": ["cat", "dog"], "model": "timm:test_vit"}
-        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, **about)
-        ...     model = load(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
-        >>> names, probabilities = model.predict(Image.new("RGB", (200, 160)))
-        >>> names[0] in model.class_names, tuple(probabilities.shape)
-        (True, (1, 2))
     """
 
     def __init__(self, module: nn.Module, network: Network, description: Description) -> None:
@@ -97,11 +83,14 @@ class Classifier(nn.Module):
         return logits.float()
 
     @torch.no_grad()
-    def predict(self, images: Picture | Sequence[Picture]) -> Predicted:
+    def predict(
+        self, images: Picture | Sequence[Picture], *, max_pixels: int = MAX_PIXELS
+    ) -> Predicted:
         """Classify images, prepared as in the run.
 
         Args:
             images: Paths or images of Pillow, or one of them.
+            max_pixels: Largest number of pixels of an image in a file.
 
         Raises:
             OSError: If a file cannot be read as an image. The text has its path.
@@ -111,7 +100,8 @@ class Classifier(nn.Module):
         found = [torch.zeros(0, len(self.class_names))]
         for start in range(0, len(listed), BATCH):
             part = listed[start : start + BATCH]
-            inputs = torch.stack([self.preparation(image) for image in part])
+            prepared = [self.preparation(image, max_pixels=max_pixels) for image in part]
+            inputs = torch.stack(prepared)
             found.append(self(inputs).softmax(1).cpu())
         probabilities = torch.cat(found)
         return Predicted([self.class_names[k] for k in probabilities.argmax(1)], probabilities)
@@ -158,12 +148,8 @@ def save(
     """
     rule = "be a VitSetting or a ClipSetting"
     check.typed(type(setting) in (VitSetting, ClipSetting), "setting", rule, setting)
-    described = Description(
-        kind="clip" if isinstance(setting, ClipSetting) else "vit",
-        model=network.source,
-        arguments=dict(network.arguments),
-        fingerprint=network.fingerprint,
-        preparation=network.preparation,
+    described = replace(
+        of_network(network, "clip" if isinstance(setting, ClipSetting) else "vit"),
         class_names=tuple(class_names),
         method=method,
         values={name: plain(f"values[{name!r}]", value) for name, value in values.items()},
@@ -180,7 +166,22 @@ def save(
     rule = "have a state from which it is made again with the same logits"
     fits = apart <= 1e-5 * max(1.0, float(expected.abs().max()))
     check.require(fits, "model", rule, f"a difference of {apart:.2g} for {method}")
-    path = path_of("folder", folder, of="folder")
+    write(path_of("folder", folder, of="folder"), described, state)
+
+
+def of_network(network: Network, kind: Literal["vit", "clip"]) -> Description:
+    """Describe a frozen network and its preparation."""
+    return Description(
+        kind=kind,
+        model=network.source,
+        arguments=dict(network.arguments),
+        fingerprint=network.fingerprint,
+        preparation=network.preparation,
+    )
+
+
+def write(path: Path, described: Description, state: Mapping[str, Tensor]) -> None:
+    """Write a folder with its card, and read it back."""
     name = path.resolve().name
     call = f'model = compare.load("{name}")\nprint(model.predict(["image.png"]))'
     card = saved.card(described, name, f"from fedprompt import compare\n\n{call}")
@@ -276,20 +277,18 @@ def load(
         ValueError: If a file is damaged, or weights are of another network.
 
     Example:
-        >>> import timm
         >>> from tempfile import TemporaryDirectory
-        >>> from safetensors.torch import save_file
-        >>> from fedprompt import DeepPrompts, save_prompts, vit_trunk
-        >>> network = timm.create_model("test_vit", num_classes=0).eval()
-        >>> trunk, head = vit_trunk(network), nn.Linear(64, 2)
-        >>> trained = nn.ModuleDict({"prompts": DeepPrompts(3, trunk), "head": head})
+        >>> from fedprompt import DeepPrompts, save_prompts
+        >>> frozen = network("digits-B")
+        >>> parts = {"prompts": DeepPrompts(2, frozen.trunk), "head": nn.Linear(64, 2)}
+        >>> about = {"class_names": ["even", "odd"], "model": "digits-B"}
         >>> with TemporaryDirectory() as folder:
-        ...     save_file(network.state_dict(), f"{folder}/weights.safetensors")
-        ...     about = {"class_names": ["cat", "dog"], "model": "timm:test_vit"}
-        ...     save_prompts(trained, f"{folder}/pets", trunk=trunk, **about)
-        ...     model = load(f"{folder}/pets", weights=f"{folder}/weights.safetensors")
-        >>> model.class_names
-        ['cat', 'dog']
+        ...     save_prompts(nn.ModuleDict(parts), folder, trunk=frozen.trunk, **about,
+        ...                  preparation=frozen.preparation)
+        ...     model = load(folder)
+        >>> names, probabilities = model.predict(Image.new("L", (200, 160)))
+        >>> names[0] in model.class_names, tuple(probabilities.shape)
+        (True, (1, 2))
     """
     described, state = saved.read(path_of("folder", folder, of="folder"))
     frozen = network or _network(described, weights)
@@ -329,7 +328,9 @@ def function_of(method: str) -> Callable[..., Method]:
     if method in METHODS:
         return METHODS[method].make
     path, _, name = method.rpartition(":")
-    return rows.read_methods(Path(path))[name]
+    found = rows.read_methods(Path(path))
+    check.require(name in found, "folder", f"be of a function of {path}", repr(name))
+    return found[name]
 
 
 def _renamed(

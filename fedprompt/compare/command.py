@@ -26,14 +26,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from PIL import Image
 
+from fedprompt.compare import leakage as given_away
 from fedprompt.compare import ranks
 from fedprompt.compare.classifier import BATCH, load
 from fedprompt.compare.folder import folder
 from fedprompt.compare.problems import Budget, Problem, Protocol
 from fedprompt.compare.report import check_device, check_folder, estimate, run
-from fedprompt.compare.trials import CompareError, Machine
+from fedprompt.compare.trials import CompareError, Machine, cores
+from fedprompt.data._wording import few, named
+from fedprompt.data.folders import IMAGES, is_hidden
+from fedprompt.data.opening import MAX_PIXELS
 
 NAME = "fedprompt compare"
 OTHERS = {"skip": "skip-damaged"}
@@ -61,6 +64,7 @@ def flags() -> argparse.ArgumentParser:
     add("--test", type=Path, help="folder of further tests")
     add("--layout", help="layout of the folder")
     add("--skip-damaged", action="store_true", help="leave out damaged images", dest="skip")
+    add("--max-pixels", type=count, default=MAX_PIXELS, help="pixels of the largest image")
     add("--allow", default="", help="names of doubts about the folder, with commas")
     add("--size", type=count, help="side of the images in pixels")
     add("--template", default="a photo of a {}.", help="sentence around a class name")
@@ -86,7 +90,7 @@ def _add(group: Any, kind: type[Protocol] | type[Budget]) -> None:
 
 
 def _kind_of(one: "Field[Any]") -> dict[str, Any]:
-    if one.type is bool:
+    if one.default is False:
         return {"action": "store_true"}
     if one.name == "autocast":
         return {"choices": ["bfloat16"]}
@@ -150,7 +154,7 @@ def flagged(error: Exception, known: dict[str, object]) -> str:
 def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Problem:
     """Read the folder and the network."""
     names = [one.name for kind in (Protocol, Budget) for one in fields(kind)]
-    names += ["vit", "clip", "test", "layout", "skip", "size", "template"]
+    names += ["vit", "clip", "test", "layout", "skip", "max_pixels", "size", "template"]
     given = {name: getattr(args, name) for name in names}
     given["allow"] = [name for name in args.allow.split(",") if name]
     given["autocast"] = torch.bfloat16 if args.autocast else None
@@ -159,9 +163,8 @@ def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Proble
 
 def compare(problem: Problem, args: argparse.Namespace, line: str) -> None:
     """Run the methods, and print the results."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     one = ranks.started() or torch.device(args.device).type != "cpu"
-    workers = 1 if one else args.workers or cores or 1
+    workers = 1 if one else args.workers or cores()
     how: dict[str, Any] = {"seeds": args.seeds, "tune": args.tune, "workers": workers}
     methods = split(args.methods)
     if args.estimate:
@@ -196,39 +199,73 @@ def predict(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder of a trained classifier")
     parser.add_argument("images", nargs="+", help="images, or folders of images")
     parser.add_argument("--weights", help="file or folder of the network's weights")
+    parser.add_argument("--max-pixels", type=count, default=MAX_PIXELS)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(arguments)
     try:
-        model = load(args.folder, weights=args.weights, device=args.device)
+        files, device = files_of(args.images), check_device(args.device)
+        model = load(args.folder, weights=args.weights, device=device)
         out = csv.writer(sys.stdout, lineterminator="\n")
         out.writerow(["image", "class", *model.class_names])
-        files = files_of(args.images)
         for start in range(0, len(files), BATCH):
             part = files[start : start + BATCH]
-            found = model.predict(part)
+            found = model.predict(part, max_pixels=args.max_pixels)
             for path, name, row in zip(part, *found, strict=True):
-                out.writerow([path, name, *(f"{value:.6g}" for value in row.tolist())])
-    except (ValueError, OSError) as error:
+                out.writerow([named(path), name, *(f"{value:.6g}" for value in row.tolist())])
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         text = " ".join(str(error).split())
         print(f"fedprompt predict: {text}", file=sys.stderr)
         sys.exit(2)
 
 
-def files_of(paths: Sequence[str]) -> list[str]:
-    """Return image files, and those of folders, in the order of their names."""
-    endings = {each for each, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = []
+def leakage(arguments: Sequence[str] | None = None) -> None:
+    """Test whether a trained classifier shows which images it was trained on.
+
+    The score of an image is the confidence of the classifier in its label. AUC 0.5 is guessing. The
+    last row is the same attack on a model that has memorized the members: if the attack fails
+    there, too, the test shows nothing.
+    """
+    parser = OneLine("fedprompt leakage", description=leakage.__doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="folder of a trained classifier")
+    add("--members", type=Path, required=True, help="images that it was trained on, as CLASS/*")
+    add("--held-out", type=Path, required=True, help="other images of the same source, as CLASS/*")
+    add("--without", type=Path, help="folder of a classifier that was trained without the members")
+    add("--weights", help="file or folder of the network's weights")
+    add("--device", default="cpu")
+    args = parser.parse_args(arguments)
+    try:
+        how = {"weights": args.weights, "device": check_device(args.device)}
+        model, *others = (load(each, **how) for each in (args.folder, args.without) if each)
+        found = given_away.rows_of(model, args.members, args.held_out, *others)
+        print(given_away.table(found))
+    except (CompareError, ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"fedprompt leakage: {flagged(error, vars(args))}", file=sys.stderr)
+        sys.exit(2)
+
+
+def files_of(paths: Sequence[str]) -> list[Path]:
+    """Return image files, and those of folders, in the order of their names.
+
+    Raises:
+        CompareError: If there are none.
+    """
+    found = list[Path]()
     for path in map(Path, paths):
-        inner = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in endings]
-        found += [*map(str, inner)] if path.is_dir() else [str(path)]
+        inner = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in IMAGES]
+        shown = [e for e in inner if not any(map(is_hidden, e.relative_to(path).parts))]
+        found += shown if path.is_dir() else [path]
+    if not found:
+        raise CompareError(f"`images` must have images; got none in {few(map(named, paths))}.")
     return found
 
 
 def command() -> None:
-    """Run `fedprompt compare ...` or `fedprompt predict ...`."""
-    programs = {"compare": main, "predict": predict}
+    """Run `fedprompt compare`, `fedprompt predict` or `fedprompt leakage`."""
+    programs = {"compare": main, "predict": predict, "leakage": leakage}
     if not {*sys.argv[1:2]} & programs.keys():
-        usage = "fedprompt compare FOLDER ..., or fedprompt predict FOLDER IMAGES ..."
+        usage = "fedprompt compare FOLDER ..., fedprompt predict FOLDER IMAGES ..., or fedprompt "
+        usage += "leakage FOLDER --members FOLDER --held-out FOLDER"
         print(f"usage: {usage}; see fedprompt compare --help", file=sys.stderr)
         sys.exit(2)
     programs[sys.argv[1]](sys.argv[2:])

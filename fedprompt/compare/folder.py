@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
+from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal, NamedTuple, cast
@@ -22,13 +23,13 @@ from fedprompt import data
 from fedprompt._files import path_of
 from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import problems, stamps
-from fedprompt.compare.images import UNREADABLE, decoded, prepared_trunk
+from fedprompt.compare.images import UNREADABLE, Bar, Mapped, decoded, prepared_trunk, shown
 from fedprompt.compare.problems import Budget, Data, Problem, Protocol
 from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
 from fedprompt.data import divisions, experiments
 from fedprompt.data.divisions import Division
-from fedprompt.data.opening import common_depth
+from fedprompt.data.opening import MAX_PIXELS, common_depth
 from fedprompt.methods import ClipSetting, Setting, VitSetting
 
 ALPHA, MOST, EACH = 0.3, 10, 20
@@ -71,18 +72,27 @@ class Store:
         network: Network, with the preparation of all images.
         content: Digest of the files.
         cache: Folder of files.
+        max_pixels: Largest number of pixels of an image.
+        bar: Function that shows the progress of images.
     """
 
     folder: data.Folder
     network: Network
     content: str
     cache: Path
+    max_pixels: int
+    bar: Bar
 
     @cached_property
-    def levels(self) -> Tensor:
+    def levels(self) -> Mapped:
         """Images, resized and cropped for the network, which are decoded once."""
+        return self.decoded()[0]
+
+    def decoded(self, **skip: bool) -> tuple[Mapped, data.Folder]:
+        """Decode the images, or find the file that has them."""
         how: dict[str, Any] = {"content": self.content, "preparation": self.network.preparation}
-        return decoded(self.folder, self.cache, **how)[0]
+        how |= {"max_pixels": self.max_pixels, "bar": self.bar, **skip}
+        return decoded(self.folder, self.cache, **how)
 
     def inputs(
         self, keep: np.ndarray, family: str, kind: str, device: str, needed: Tensor
@@ -118,7 +128,7 @@ class Store:
                 model.to("cpu")
                 return found
 
-        made = stamps.digest(self.known, self.network.fingerprint, device)
+        made = stamps.digest(stamps.of_preparing(), self.known, self.network.fingerprint, device)
         return Tokens(self.cache / f"tokens-{made}", len(self.folder), encode)
 
     @property
@@ -146,6 +156,7 @@ def folder(
     test: str | os.PathLike[str] | None = None,
     layout: str | None = None,
     skip: bool = False,
+    max_pixels: int = MAX_PIXELS,
     allow: Sequence[str] = (),
     template: str = "a photo of a {}.",
     cache: str | os.PathLike[str] | None = None,
@@ -167,6 +178,7 @@ def folder(
             tests. It has the layout of the folder, if it can be read in several ways.
         layout: Layout of the folder. If None, it is found.
         skip: Whether to leave out damaged images.
+        max_pixels: Largest number of pixels of an image, and of all that are open at a time.
         allow: Names of doubts (:func:`fedprompt.data.examine`) that do not stop the call.
         template: Sentence around a class name, for CLIP.
         cache: Folder of decoded images and tokens. If None, a temporary one.
@@ -198,22 +210,25 @@ def folder(
         ('one model',)
     """
     protocol, budget = problems.split_options(options)
-    check_given(vit, clip, size, test, template, cache, say, protocol)
+    check_given(vit, clip, size, max_pixels, test, template, cache, say, protocol)
     found = [with_tests(data.read_folder(root, layout=layout, skip=skip), divisions.SHARE)]
     found += [] if test is None else [with_tests(read_tests(test, found[0].layout, skip), 1)]
     say = (lambda text: None) if say is None else say
     say("\n".join(map(str, found)))
     kind: Literal["vit", "clip"] = "vit" if clip is None else "clip"
     made = network(vit if clip is None else clip, kind, size=size)
-    content = read(found, clip is not None, protocol, allow, say)
-    bits = common_depth(path for each in found for path in each.paths)
+    content = read(found, clip is not None, protocol, allow, max_pixels, say)
+    bits = common_depth((path for each in found for path in each.paths), max_pixels=max_pixels)
     made = replace(made, preparation=replace(made.preparation, bits=bits))
     say(str(made.preparation))
     where = Path(mkdtemp() if cache is None else cache)
-    stores = [stored(each, content, made, where, skip, say) for each in found]
+    bar = shown("Decoding", hidden=_is_hidden())
+    stores = [Store(each, made, content, where, max_pixels, bar) for each in found]
+    stores = [_without_damaged(each, say) for each in stores] if skip else stores
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     same = {"vit": vit, "clip": clip, "size": size, "test": test, "layout": layout, "skip": skip}
+    same |= {"max_pixels": max_pixels}
     same |= {"allow": tuple(allow), "template": template, "cache": where}
     given = {**same, **options}
     again = partial(_again, os.fspath(root), tuple(given.items()))
@@ -225,6 +240,7 @@ def check_given(
     vit: Any,
     clip: Any,
     size: Any,
+    max_pixels: Any,
     test: Any,
     template: Any,
     cache: Any,
@@ -233,6 +249,7 @@ def check_given(
 ) -> None:
     """Require arguments of :func:`folder` before anything is read."""
     check.optional(check.count, "size", size)
+    check.count("max_pixels", max_pixels)
     check.text("template", template)
     if template.count("{}") != 1:
         raise check.wrong("template", "have one {} for the name of a class", repr(template))
@@ -275,6 +292,7 @@ def read(
     words: bool,
     protocol: Protocol,
     allow: Sequence[str],
+    max_pixels: int,
     say: Callable[[str], object],
 ) -> str:
     """Read all files once, refuse doubts, print notes, and return the digest of the files."""
@@ -282,34 +300,30 @@ def read(
     more: dict[str, Any] = {
         "test": found[1] if len(found) > 1 else None,
         "leave_one_out": protocol.leave_one_out,
+        "max_pixels": max_pixels,
+        "bar": shown("Reading", hidden=_is_hidden()),
     }
     reading = data.examine(found[0], **how, **more)
-    for note in reading.notes:
+    for note in reading.notes[len(found[0].notes) :]:  # the first ones are known
         say(f"  {note}")
     reading.check(allow)
     return reading.digest
 
 
-def stored(
-    found: data.Folder,
-    content: str,
-    made: Network,
-    cache: Path,
-    skip: bool,
-    say: Callable[[str], object],
-) -> Store:
-    """Return the images of a folder, which are decoded when a run begins.
+def _without_damaged(store: Store, say: Callable[[str], object]) -> Store:
+    """Return the images that can be read, which are decoded here to know them."""
+    _, kept = store.decoded(skip=True)
+    lost = kept.skipped.get(UNREADABLE, ())
+    if not lost:
+        return store
+    say(f"Left out, because they cannot be read: {len(lost)}.\n{kept}")
+    names = [str(path.relative_to(kept.root)) for path in lost]
+    return replace(store, folder=kept, content=stamps.digest(store.content, names))
 
-    If damaged images are left out, they are decoded here, to know them.
-    """
-    if not skip:
-        return Store(found, made, content, cache)
-    how: dict[str, Any] = {"content": content, "preparation": made.preparation, "skip": True}
-    _, kept = decoded(found, cache, **how)
-    if lost := kept.skipped.get(UNREADABLE):
-        say(f"Left out, because they cannot be read: {len(lost)}.\n{kept}")
-        content = stamps.digest(content, [str(path.relative_to(kept.root)) for path in lost])
-    return Store(kept, made, content, cache)
+
+def _is_hidden() -> bool:
+    """Return whether another process shows what happens."""
+    return parent_process() is not None or int(os.environ.get("RANK", 0)) > 0
 
 
 def _problem(

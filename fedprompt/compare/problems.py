@@ -31,6 +31,7 @@ COLUMNS = {
     "own_balanced": "own tests, balanced",
     "worst": "worst client",
 }
+MIXES = {"own": "own mix", "own_balanced": "own mix, balanced"}
 NEWCOMERS = {"received": "new clients", "after": "after 10 steps"}
 SHARE = 0.25
 """Share of a client's training inputs of each class on which tuning trials are tested."""
@@ -309,13 +310,9 @@ def problem(
     check.text("title", title)
     check.optional(check.function, "figures", figures)
 
-    def divide(generator: np.random.Generator) -> Division:
-        parts = clients(generator) if callable(clients) else clients
-        check_parts(inputs, labels, parts, tests, setting.num_classes)
-        check_clients(len(parts), newcomers, setting.cohort_size)
-        own = None if tests.own is None else [tests.own.get(c, ()) for c in range(len(parts))]
-        return Division([parts[c] for c in range(len(parts))], own, [*map(str, range(len(parts)))])
-
+    limits = setting.num_classes, newcomers, setting.cohort_size
+    divide = partial(_divided, clients, inputs, labels, tests, *limits)
+    divide(np.random.default_rng(0))
     data = Data(
         settings={family_of(setting): setting},
         inputs=lambda *where: inputs,
@@ -326,11 +323,8 @@ def problem(
         mixes={"mixes": "classes" if tests.mixes is None else tests.mixes, "cells": tests.cells},
         newcomers=newcomers,
     )
-
-    divide(np.random.default_rng(0))
     given: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
-    own = tests.own is not None
-    columns = COLUMNS if own else COLUMNS | {"own": "own mix", "own_balanced": "own mix, balanced"}
+    columns = COLUMNS if tests.own is not None else COLUMNS | MIXES
     return Problem(
         title=title,
         partitions={"": ""},
@@ -340,6 +334,24 @@ def problem(
         figures=figures,
         again=partial(problem, inputs, labels, clients, tests, figures=figures, **given),
     )
+
+
+def _divided(
+    clients: Any,
+    inputs: Inputs,
+    labels: Tensor,
+    tests: HeldOut,
+    num_classes: int,
+    newcomers: int,
+    cohort_size: int | None,
+    generator: np.random.Generator,
+) -> Division:
+    """Return the division of one seed, whose positions and numbers must fit."""
+    parts = clients(generator) if callable(clients) else clients
+    check_parts(inputs, labels, parts, tests, num_classes)
+    check_clients(len(parts), newcomers, cohort_size)
+    own = None if tests.own is None else [tests.own.get(c, ()) for c in range(len(parts))]
+    return Division([parts[c] for c in range(len(parts))], own, [*map(str, range(len(parts)))])
 
 
 def _made_of(data: Data, tests: HeldOut, figures: Measured | None) -> dict[str, Any]:

@@ -3,24 +3,24 @@
 Several programs may write to one folder. Each reads it once, when it starts, and appends.
 """
 
+import io
 import json
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedprompt._files import locked, replace_files
+from fedprompt._files import locked, remove_parts, replace_files
 from fedprompt.compare import stamps
 from fedprompt.compare.trials import CompareError
 
@@ -31,13 +31,13 @@ NAMED = ("partition", "row", "seed", "trial", "values")
 NUMBERS = {"own", "full", "worst", "received", "after", "new", "h", "trained", "backward"}
 NUMBERS |= {"bytes_up", "bytes_down", "shrink"}
 KINDS: dict[str, Any] = {
-    **dict.fromkeys(NUMBERS, int | float),
+    **dict.fromkeys(NUMBERS, (int, float)),
     **dict.fromkeys(("task", "partition", "row", "code", "device", "stamp"), str),
-    **{"seed": int, "trial": int | None, "values": dict, "clients": dict},
+    **{"seed": int, "trial": (int, NoneType), "values": dict, "clients": dict},
 }
 """Types of the fields that tables and keys are made from."""
 ROOT = Path(__file__).parents[2]
-LINES, RUN = "records.jsonl", "run.json"
+LINES, RUN = "records.jsonl", stamps.RUN
 DIVIDED = "division"
 """Part of a run's stamp that has another value for each seed."""
 
@@ -74,6 +74,7 @@ def enter(out: Path, stamp: Mapping[str, Any], *, again: bool = False) -> Path:
         known = _check_same(place, stamp)
         divided = {p: known[DIVIDED].get(p, {}) | each for p, each in stamp[DIVIDED].items()}
         content = json.dumps({**known, DIVIDED: divided}, indent=1, default=str)
+        remove_parts(place, re.escape(RUN))
         replace_files({place / RUN: content.encode()})
     return place
 
@@ -166,11 +167,11 @@ def read(path: Path) -> list[Record]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
         record = _parsed(line)
         if _is_record(record):
             found.append(record)
-        elif line and not (record is None and line.startswith(b"{")):  # a line that was cut
+        elif line and not (record is None and line.startswith("{")):  # a line that was cut
             rule = f"be a record with {', '.join(NAMED)} and own, each of its type"
             raise CompareError(f"Line {number} of {path} must {rule}. Repair or delete it.")
     return found
@@ -188,7 +189,7 @@ def newest(found: Sequence[Record]) -> list[Record]:
     return list(last.values())
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: str) -> Any:
     """Read a line, or return None if it is not JSON."""
     try:
         return json.loads(line)
@@ -203,10 +204,9 @@ def _is_record(found: Any) -> bool:
     if not all(isinstance(found[name], KINDS[name]) for name in KINDS.keys() & found):
         return False
     clients = found.get("clients", {}).values()
-    return all(
-        isinstance(each, dict) and all(isinstance(value, int | float) for value in each.values())
-        for each in clients
-    )
+    if any(type(each) is not dict for each in clients):
+        return False
+    return {type(value) for each in clients for value in each.values()} <= {int, float}
 
 
 def append(path: Path, record: Record) -> None:
@@ -227,26 +227,10 @@ def append(path: Path, record: Record) -> None:
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays to a file, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.stem}.{secrets.token_hex(8)}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide figures."""
-    found = {}
-    for name in ("fedprompt", "torch", "timm"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = ""
-    return found | {"torch": str(torch.__version__)}
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+    remove_parts(path.parent, re.escape(path.name))
+    replace_files({path: file.getvalue()})
 
 
 @cache
@@ -263,7 +247,7 @@ def origin() -> Record:
     changed = _git("status", "--porcelain", "--", "fedprompt", "examples")
     named = {"commit": f"{commit}-dirty" if changed else commit} if commit else {}
     date = datetime.now(UTC).date().isoformat()
-    named |= {"version": versions()["fedprompt"], "torch": versions()["torch"]}
+    named |= {"version": stamps.versions()["fedprompt"], "torch": stamps.versions()["torch"]}
     text = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     model = re.findall(r"(?:vendor_id|family|model)\s*: (.*)", text)[:3]
     processor = " ".join([torch.backends.cpu.get_cpu_capability(), *model])

@@ -15,7 +15,7 @@ import torch
 
 import fedprompt._refusals as check
 from fedprompt._files import path_of
-from fedprompt.compare import ranks, records, rows, runs, stamps, tables
+from fedprompt.compare import ranks, records, rows, runs, tables
 from fedprompt.compare.classifier import Classifier, load
 from fedprompt.compare.estimate import estimate as estimated
 from fedprompt.compare.measure import Bits
@@ -351,10 +351,9 @@ def _begun(
     listed = [row for row in chosen if row.method != rows.usual(row.family)]
     if counts["workers"] > 1:
         runs.check_sent(problem, listed)
-    stamp, secret = stamp_of(problem, machine, range(counts["seeds"]))
+    stamp, secret = runs.stamp_of(problem, machine, range(counts["seeds"]))
     place = None if out is None else records.enter(check_folder(out), stamp, again=again)
-    run_id = stamps.digest({name: each for name, each in stamp.items() if name != records.DIVIDED})
-    known = Records(None if place is None else place / records.LINES, run_id)
+    known = Records(None if place is None else place / records.LINES, runs.run_id(stamp))
     more = place, counts["workers"], secret, known
     runner = Runner(problem, machine, rows.files(methods), *more)
     runner.check([*listed, *references(problem, chosen)])
@@ -366,18 +365,6 @@ def references(problem: Problem, listed: Sequence[Row]) -> list[Row]:
     first = problem.families[0]
     families = dict.fromkeys([first, *(row.family for row in listed)])
     return [rows.alone(each, tower=each != first) for each in families]
-
-
-def stamp_of(
-    problem: Problem, machine: Machine, seeds: Sequence[int]
-) -> tuple[dict[str, Any], str | None]:
-    """Return the stamp of a run, and a secret if a part of it cannot be told from others."""
-    made = dict(problem.made())
-    untold = [name for name, value in made.items() if isinstance(value, stamps.UntoldError)]
-    made |= dict.fromkeys(untold, "cannot be told")
-    made |= {**records.versions(), "device": machine.device, "shrink": machine.shrink}
-    secret = os.urandom(8).hex() if untold else None
-    return made | {records.DIVIDED: problem.divisions(seeds)}, secret
 
 
 def check_folder(out: Path) -> Path:

@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import fedprompt as fp
+from fedprompt._threads import one_thread
 from fedprompt.compare import classifier, measure, ranks, records, rows, stamps
 from fedprompt.compare.measure import Bits, Finished
 from fedprompt.compare.problems import Measured, Problem
@@ -52,8 +54,9 @@ class Run:
         seed: Seed of the run.
         trial: Number of the tuning trial, or None if the run is reported.
         machine: Where it runs.
-        stamp: Stamp of the row.
+        stamp: Stamp of the row in this run.
         folder: Folder of the results, or None.
+        known: What the stamp is made from beside the row, or None for one that cannot be told.
     """
 
     problem: Problem
@@ -64,6 +67,7 @@ class Run:
     machine: Machine
     stamp: str
     folder: Path | None = None
+    known: tuple[Any, ...] | None = None
 
     def named(self) -> Record:
         """Return the fields that a run and its record have in common."""
@@ -93,6 +97,16 @@ class Run:
             made = self.row.entry.make(trial.setting, **self.row.values)
         return made if made.setting is not None else made._replace(setting=trial.setting)
 
+    @property
+    def checkpoint(self) -> Path | None:
+        """Folder of the state of the run while it is not finished."""
+        return None if self.folder is None else self.folder / "running" / stem(self.named())
+
+    def forget(self) -> None:
+        """Delete the state of a run that is finished."""
+        if self.checkpoint is not None:
+            rmtree(self.checkpoint, ignore_errors=True)
+
     def figures(self) -> Measured | None:
         """Return the function of further figures."""
         return self.problem.figures if self.trial is None else None
@@ -112,14 +126,13 @@ def file_name(name: str) -> str:
     return clean if clean == name else f"{clean}-{stamps.digest(name)[:4]}"
 
 
+@one_thread()
 def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> tuple[Record, Bits]:
     """Run a row and a seed in this process, and write its bits and its classifiers.
 
     It has one thread, so that sums are rounded the same on every machine, and as many afterwards
     as before.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         trial = one.made()
         method, done = _finished(one, trial, progress)
@@ -135,8 +148,6 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
         return named | records.origin() | records.rounded(done.figures) | unsaved, done.bits
     except SystemExit as error:  # which would end the others, too
         raise RuntimeError(line_of(error)) from error
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _finished(
@@ -147,14 +158,13 @@ def _finished(
         progress(1)
         return None, measure.constant(trial)
     method = one.method(trial)
-    place = None if one.folder is None else one.folder / "running" / stem(one.named())
     done = measure.run(
         method,
         trial,
         shared=not one.row.personalized,
         figures=one.figures(),
         progress=progress,
-        checkpoint=place,
+        checkpoint=one.checkpoint,
     )
     return method, done
 
@@ -259,6 +269,9 @@ def run_all(
         RunsError: If a run fails. The records of the others are written before.
     """
     missing = [one for one in wanted if records.key(one.named()) not in known.found]
+    for one in wanted if ranks.rank() == 0 else ():
+        if one not in missing:
+            one.forget()  # what a process left that was killed after its last line
     failed = []
     with (
         _told(title, len(wanted), len(wanted) - len(missing)) as (bar, tell),
@@ -279,8 +292,7 @@ def run_all(
                 known.add(record)
             known.found[records.key(record)] = record
             bits[records.key(record)] = found
-            if one.folder is not None:
-                measure.forget(one.folder / "running" / stem(record))
+            one.forget()
             tell(one)
     ranks.wait()  # before another one reads the file
     if failed:
@@ -327,13 +339,58 @@ def _results(
         yield from ((one, _outcome(run, one, progress)) for one in wanted)
         return
     with _pool(min(workers, len(wanted) or 1)) as pool:
-        futures = {pool.submit(run, one): one for one in wanted}
+        futures = {pool.submit(_run_in_worker, one): one for one in wanted}
         try:
             for future in as_completed(futures):
                 progress(1)
                 yield futures[future], _outcome(future.result)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+CHECKED = set[object]()
+"""Modules of methods, and stamps of problems, that this worker process was compared in."""
+
+
+def _run_in_worker(one: Run) -> tuple[Record, Bits]:
+    """Run in another process, whose files and values must be those of the first one.
+
+    Raises:
+        CompareError: If a file was changed in between, or the first process has changed a value.
+    """
+    make = one.row.make or (one.row.entry.make if one.row.method else None)
+    where = getattr(make, "__module__", None)
+    if one.known is not None and where is not None and where not in CHECKED:
+        with suppress(stamps.UntoldError):
+            if one.row.stamp(*one.known) == one.stamp:
+                CHECKED.add(where)
+        if where not in CHECKED:
+            text = f"`workers` must be 1, or {one.row.title} be the same in each process"
+            raise CompareError(f"{text}; a module of it has changed since the command began.")
+    if one.known is not None and one.known[0] not in CHECKED:
+        if run_id(stamp_of(one.problem, one.machine, ())[0]) != one.known[0]:
+            raise CompareError("The images or other inputs have changed since the command began.")
+        CHECKED.add(one.known[0])
+    return run(one)
+
+
+def stamp_of(
+    problem: Problem, machine: Machine, seeds: Sequence[int]
+) -> tuple[dict[str, Any], str | None]:
+    """Return the stamp of a run, and a secret if a part of it cannot be told from others."""
+    made = dict(problem.made())
+    untold = [name for name, value in made.items() if isinstance(value, stamps.UntoldError)]
+    made |= dict.fromkeys(untold, "cannot be told")
+    made |= {**stamps.versions(), "device": machine.device, "shrink": machine.shrink}
+    made |= {"dtype": str(torch.get_default_dtype())}
+    made |= {"precision": torch.get_float32_matmul_precision()}
+    secret = os.urandom(8).hex() if untold else None
+    return made | {records.DIVIDED: problem.divisions(seeds)}, secret
+
+
+def run_id(stamp: Mapping[str, Any]) -> str:
+    """Return a digest of a stamp of a run, the same for any number of seeds."""
+    return stamps.digest({name: each for name, each in stamp.items() if name != records.DIVIDED})
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -360,7 +417,7 @@ def check_sent(problem: Problem, listed: Sequence[Row]) -> None:
         with _pool(1) as pool:  # which starts a process when something is submitted
             for row in imported:
                 pool.submit(_received, pickle.dumps(row)).result()
-    except Exception as error:
+    except Exception as error:  # of any value that is sent, and of the import of its module
         rule = "be 1 for functions that another process cannot import"
         remedy = f"Write them to a module or a file. A script needs {GUARD}"
         raise CompareError(f"`workers` must {rule}: {line_of(error)}. {remedy}.") from error
@@ -419,21 +476,32 @@ class Runner:
     found: list[Record] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     bits: dict[tuple[Any, ...], Bits] = field(default_factory=dict)
-    stamped: dict[tuple[str, str], str] = field(default_factory=dict)
+    stamped: dict[tuple[str, str], tuple[str, tuple[Any, ...] | None]] = field(default_factory=dict)
+    untold: set[str] = field(default_factory=set)
 
-    def stamp(self, row: Row) -> str:
-        """Return the stamp of a row; of one that cannot be told, a new one in each call."""
+    def stamp(self, row: Row) -> tuple[str, tuple[Any, ...] | None]:
+        """Return the stamp of a row and what is in it; of one that cannot be told, a new one."""
         key = row.title, str(sorted(row.values.items()))
         if key not in self.stamped:
             try:
-                self.stamped[key] = row.stamp(self.secret)
-            except stamps.UntoldError:
-                self.stamped[key] = secrets.token_hex(stamps.LENGTH // 2)
+                self.stamped[key] = row.stamp(*self.of_run), self.of_run
+            except stamps.UntoldError as error:
+                self.stamped[key] = secrets.token_hex(stamps.LENGTH // 2), None
+                if self.folder is not None and ranks.rank() == 0 and row.title not in self.untold:
+                    self.untold.add(row.title)
+                    why = f"{row.title} runs again in each process, because of {error}."
+                    print(why, file=sys.stderr, flush=True)
         return self.stamped[key]
+
+    @property
+    def of_run(self) -> tuple[Any, ...]:
+        """What the stamps of all rows have in common: the run, and a secret."""
+        return self.known.run, self.secret
 
     def of(self, partition: str, row: Row, seed: int, trial: int | None = None) -> Run:
         """Return a run."""
-        where = self.machine, self.stamp(row), self.folder
+        stamp, known = self.stamp(row)
+        where = self.machine, stamp, self.folder, known
         return Run(self.problem, partition, row, seed, trial, *where)
 
     def check(self, listed: Sequence[Row]) -> None:

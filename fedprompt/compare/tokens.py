@@ -56,17 +56,21 @@ class Tokens:
         if not len(missing):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder):
-            tokens, digests = self._files("r+")
-            wrong = [place for place in missing if digests[place] != _digest(tokens[place])]
-            for start in range(0, len(wrong), BATCH):
-                chosen = wrong[start : start + BATCH]
-                found = self._padded(chosen)
-                tokens[chosen] = found
-                tokens.flush()
-                digests[chosen] = [_digest(one) for one in found]
-                digests.flush()
+        for start in range(0, len(missing), BATCH):
+            with locked(self.folder, wait=-1):
+                self._encode(missing[start : start + BATCH])
         self.known[missing] = True
+
+    def _encode(self, chosen: np.ndarray) -> None:
+        """Encode a batch, in files that are mapped anew, so that only their pages are in memory."""
+        tokens, digests = self._files("r+")
+        wrong = [place for place in chosen.tolist() if digests[place] != _digest(tokens[place])]
+        if wrong:
+            found = self._padded(wrong)
+            tokens[wrong] = found
+            tokens.flush()
+            digests[wrong] = [_digest(one) for one in found]
+            digests.flush()
 
     def _padded(self, chosen: list[int]) -> np.ndarray:
         full = [*chosen, *chosen[-1:] * (BATCH - len(chosen))]
@@ -80,7 +84,9 @@ class Tokens:
             shapes = {paths[0]: (self.count, *one.shape[1:]), paths[1]: (self.count,)}
             for path, shape in shapes.items():
                 kind = one.dtype if path == paths[0] else np.dtype("S16")
-                np.lib.format.open_memmap(path, "w+", kind, shape).flush()
+                part = path.with_suffix(".part")
+                np.lib.format.open_memmap(part, "w+", kind, shape).flush()
+                part.replace(path)  # a process that is killed leaves no file of another length
         return tuple(np.load(path, mmap_mode=mode) for path in paths)
 
 

@@ -1,6 +1,7 @@
 """A trial: a setting, the inputs of its clients, and their tests, for one seed."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -24,6 +25,13 @@ def line_of(error: object) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text, kind = " ".join(lines[:2])[:300].rstrip("."), type(error).__name__
     return f"{kind}: {text}" if text and isinstance(error, KeyError | SystemExit) else text or kind
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

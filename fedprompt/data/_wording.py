@@ -40,7 +40,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def similar(name: str) -> str:
-    """Return a name without case, blanks, ``_``, leading zeros and its encoding of accents."""
+    """Return a name without case, blanks, ``_``, leading zeros, ``.0`` and encoding of accents."""
     text = re.sub(r"\\x([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), name)
     try:
         text = text.encode("latin-1").decode("utf-8")  # UTF-8 that was read as Latin-1
@@ -50,4 +50,5 @@ def similar(name: str) -> str:
     text = re.sub(r"(?<=[^\W\d_])-(?=[^\W\d_])", " ", text)
     text = re.sub(rf"[\s_{JOINERS}]+", " ", text).strip()
     text = re.sub(r"(?<!\d) | (?!\d)", "", text)  # those between two numbers stay
-    return re.sub(r"(?<![\d.,])0+(?=\d)", "", text)
+    text = re.sub(r"(?<![\d.,])0+(?=\d)", "", text)
+    return re.sub(r"(\d+)\.0+", r"\1", text) if re.fullmatch(r"\d+\.0+", text) else text

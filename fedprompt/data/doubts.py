@@ -14,7 +14,7 @@ DOUBTS = {
     "train-and-test": ("the same image is in training and in tests", "Delete one of the two files"),
     "two-classes": ("the same image is in two classes", "Delete the wrong file"),
     "similar-names": (
-        "names differ only in case, blanks, `_`, leading zeros or the encoding of accents",
+        "names differ only in case, blanks, `_`, leading zeros, `.0` or the encoding of accents",
         "Move the images into one folder, or correct the list",
     ),
     "label-names": (

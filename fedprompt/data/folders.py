@@ -205,18 +205,22 @@ def read_folder(
         got = few(named(file) for _, file in lists) or named(path)
         _require(len(lists) == 1, rule, got, path)
         return _from_list(*lists[0], skip)
-    found, skipped = _walk(path, skip or bool(lists))
+    found, skipped = _in_folders(path, skip or bool(lists))
     decided = _decided(found)
     names = [f"layout={kind!r} ({named(file.name)})" for kind, file in lists]
     if decided and not any(_faults(_rows(decided, found)[0])):
         names.append(_told(decided, found))
-    _require(not lists or len(names) == 1, "be read in one way", " and ".join(names), path)
+    rule = "be read in one way; choose it by `layout`"
+    _require(not lists or len(names) == 1, rule, " and ".join(names), path)
     if lists:
         return _from_list(*lists[0], skip)
     left = {"outside of folders": [file for names, file in found if not names], **skipped}
     got = "".join(f", {len(paths)} ({reason})" for reason, paths in left.items() if paths)
     _require(
-        any(names for names, _ in found), "have images in folders of classes", f"none{got}", path
+        any(names for names, _ in found),
+        f"have images ({', '.join(sorted(IMAGES))}) in folders of classes, or a list of them",
+        f"none{got}",
+        path,
     )
     layout = wanted or decided
     if layout is None:
@@ -264,6 +268,16 @@ def _leave(
     skipped[reason] += paths
 
 
+def _in_folders(root: Path, skip: bool) -> tuple[Found, Skipped]:
+    """Find the images of a root, without those beside the folders of classes."""
+    found, skipped = _walk(root, skip)
+    loose = [path for names, path in found if not names]
+    if 0 < len(loose) < len(found):
+        _leave(skipped, skip, "not in the folder of a class", loose)
+        found = [pair for pair in found if pair[0]]
+    return found, skipped
+
+
 def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
     """Find the images in the folders of a root, in the order of their names.
 
@@ -288,7 +302,7 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
         results = {path.name for path in entries} >= RESULTS
         for path in entries:
             suffix = path.suffix.lower()
-            if path.name.startswith(".") or path.name == "__MACOSX":
+            if is_hidden(path.name):
                 skipped["hidden"].append(path)
             elif path.is_dir():
                 (links if path.is_symlink() else folders).append((path, (*names, named(path.name))))
@@ -304,11 +318,12 @@ def _walk(root: Path, skip: bool) -> tuple[Found, Skipped]:
         if names and (len(found), len(folders), len(links)) == before:
             skipped["a folder without images"].append(folder)
     found.sort(key=lambda pair: ([*pair[0], named(pair[1].name)], pair[1].name))
-    loose = [path for names, path in found if not names]
-    if 0 < len(loose) < len(found):
-        _leave(skipped, skip, "not in the folder of a class", loose)
-        found = [pair for pair in found if pair[0]]
     return found, skipped
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or a folder is left out because of its name."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _place(folder: Path) -> tuple[int, int]:

@@ -23,6 +23,8 @@ LISTS = {"coop": "split_zhou_*.json", "csv": "*.csv"}
 ROW = {"path", "label", "domain", "split"}
 COLUMNS = {"file_name": "path", "client": "domain"}
 """Columns of a list, and other names of two."""
+MISSING = {"nan", "NaN", "NAN", "<NA>", "null", "NULL", "None"}
+"""Labels that other programs write where there is none."""
 WORDS = "classnames.txt"
 """Names in words of the classes of a folder or a table, as for ImageNet in CoOp."""
 ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"}
@@ -76,8 +78,10 @@ def lists_of(path: Path) -> dict[str, list[tuple[str, Path]]]:
 
 def remedies(path: Path) -> str:
     """Say what helps if a path is no folder of images: other columns, two lists, archives."""
-    lists, files = lists_of(path), [path] if path.is_file() else sorted(path.iterdir())
-    told = [f"Unpack {named(f.name)} first." for f in files if f.suffix.lower() in ARCHIVES]
+    lists = lists_of(path)
+    files = [path] if path.is_file() else chain(path.iterdir(), path.glob("*/*"))
+    archives = sorted(file.name for file in files if file.suffix.lower() in ARCHIVES)
+    told = [f"Unpack {named(name)} first." for name in archives]
     for _, file in lists["others"]:
         got = few(map(named, _csv(file, head=True)[0]))
         told.append(f"{named(file.name)} must have columns path and label; it has {got}.")
@@ -94,12 +98,17 @@ def _csv(file: Path, *, head: bool = False) -> tuple[list[str], list[dict[str, s
     """
     try:
         errors = "replace" if head else "strict"  # the whole table is refused when it is read
-        with file.open(newline="", encoding="utf-8-sig", errors=errors) as lines:
+        with file.open("rb") as start:  # tables of spreadsheets may have two bytes for a character
+            coding = "utf-16" if start.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        with file.open(newline="", encoding=coding, errors=errors) as lines:
             first = lines.readline(10_000)
             lines.seek(0)
             reader = csv.DictReader(lines, delimiter=max(",;\t", key=first.count))
             names = [name.strip().lower() for name in reader.fieldnames or []]
             reader.fieldnames = [COLUMNS.get(name, name) for name in names]
+            for name in ROW if not head else ():
+                if reader.fieldnames.count(name) > 1:
+                    raise csv.Error(f"it has two columns for {name}")
             rows = [] if head else [{"": f"{file}, line {reader.line_num}", **r} for r in reader]
             return list(reader.fieldnames), rows
     except (UnicodeDecodeError, csv.Error) as error:
@@ -139,9 +148,10 @@ def _table(file: Path) -> Listed:
         label, domain = named(words["label"]), named(words.get("domain", ""))
         rows.append(Row(file.parent / words["path"], label, domain, split, where))
     labels = {row.label for row in rows}
+    notes = tuple(f"a class is named {label}" for label in sorted(labels & MISSING))
     numbers = {label: int(label) for label in labels if label.isdecimal() and len(label) < 19}
     if len(numbers) < len(labels):
-        return Listed(rows, {label: label for label in sorted(labels)})
+        return Listed(rows, {label: label for label in sorted(labels)}, notes=notes)
     order = sorted(labels, key=lambda label: (numbers[label], label))
     return Listed(rows, {label: label for label in order}, notes=_gaps({*numbers.values()}))
 
@@ -204,4 +214,5 @@ def worded(file: Path, titles: Mapping[str, str]) -> tuple[dict[str, str], list[
 
 def slashed(name: str) -> str:
     """Say how paths of Windows are written, if a name has a backslash."""
-    return " Write paths with / in place of the backslash." if "\\" in name else ""
+    remedy = "Write paths with / in place of the backslash, and relative to the list."
+    return f" {remedy}" if "\\" in name else ""

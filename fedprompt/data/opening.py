@@ -6,6 +6,7 @@ together are at most as large as one image may be, so memory does not grow with 
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -105,7 +106,7 @@ def _image(file: BinaryIO, max_pixels: int) -> ImageFile.ImageFile:
             image = make(file, file.name)
             pixels = image.width * image.height
             if pixels > max_pixels:
-                got = f"{image.width} x {image.height}"
+                got = f"{image.width} x {image.height} (`max_pixels` allows more)"
                 raise ValueError(f"it must have at most {max_pixels:,} pixels; got {got}")
             return image
     raise ValueError(f"its content must be {', '.join(map(str.upper, PLUGINS))}; got another one")
@@ -151,11 +152,15 @@ def depth(level: int) -> int:
 
 def common_depth(paths: Iterable[Path], *, max_pixels: int = MAX_PIXELS) -> int:
     """Return the bit depth of gray images with levels above 255: that of the highest level."""
-    highest = 255
-    for path in paths:
-        if path.suffix.lower() in DEEP:
-            # A damaged file is refused when it is read.
-            with suppress(Exception), path.open("rb") as file, _image(file, max_pixels) as image:
-                if image.mode.startswith("I"):
-                    highest = max(highest, int(np.asarray(image).max()))
-    return depth(min(highest, 2**16 - 1))
+
+    def highest(path: Path) -> int:
+        # A damaged file is refused when it is read.
+        with suppress(Exception), path.open("rb") as file, _image(file, max_pixels) as image:
+            if image.mode.startswith("I"):
+                with _memory(image.width * image.height, max_pixels):
+                    return int(np.asarray(image).max())
+        return 0
+
+    with ThreadPoolExecutor() as pool:
+        levels = pool.map(highest, [path for path in paths if path.suffix.lower() in DEEP])
+    return depth(min(max(levels, default=0), 2**16 - 1))

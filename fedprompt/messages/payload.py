@@ -231,7 +231,8 @@ def load_values(module: nn.Module, message: Message) -> None:
             dtype and device of their target.
 
     Raises:
-        TypeError: If a dtype cannot be cast, such as a float into an integer buffer.
+        TypeError: If a dtype cannot be cast, such as a float into an integer buffer, or if a
+            parameter is sharded, quantized or on the meta device.
         ValueError: If a name is unknown, a shape differs, a value is NaN or beyond the dtype, or
             two names of one tied parameter have different values. The module is unchanged then.
 
@@ -248,6 +249,8 @@ def load_values(module: nn.Module, message: Message) -> None:
     tensors |= module.named_buffers(remove_duplicate=False)
     targets = {inner_name(module, name): target for name, target in tensors.items()}
     check.known("message", message, targets, "name parameters or buffers of `module`")
+    for name in message:
+        check.dense(f"module.{name}", targets[name])
     new = {name: _new_value(name, targets[name], entry) for name, entry in message.items()}
     first: dict[int, str] = {}  # name of a tied parameter
     for name, value in new.items():

@@ -195,6 +195,9 @@ def test_predict_prints_a_table_of_probabilities(folders, tmp_path, capsys):
     for arguments in (
         [str(tmp_path), str(alone)],
         [str(folders / "vit"), str(tmp_path / "none.png")],
+        [str(folders / "vit"), str(alone), "--max-pixels", "9"],
+        [str(folders / "vit"), str(alone), "--device", "cdua"],
+        [str(folders / "vit"), str(folders)],  # has no images
     ):
         with pytest.raises(SystemExit, match="2"):
             predict(arguments)

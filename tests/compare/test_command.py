@@ -18,17 +18,18 @@ USUAL = {
     **{"vit": None, "clip": None, "clients": None, "layout": None, "size": None, "shots": None},
     **{"base_to_new": False, "leave_one_out": False, "test": None, "newcomers": 0, "rounds": 10},
     **{"epochs": None, "steps": None, "batch_size": None, "cohort_size": None, "autocast": None},
-    **{"skip": False, "template": "a photo of a {}.", "allow": []},
+    **{"skip": False, "template": "a photo of a {}.", "allow": [], "max_pixels": 180_000_000},
 }
 FLAGS = """--clip net=file --clients iid:4 --layout class --size 48 --shots 5 --base-to-new
 --leave-one-out --test far --newcomers 2 --rounds 3 --steps 4 --batch-size 6 --cohort-size 7
---autocast bfloat16 --skip-damaged --allow a,b --seeds 5 --tune 8 --workers 9 --shrink 0.5 --out o
---again"""
+--autocast bfloat16 --skip-damaged --max-pixels 9000 --allow a,b --seeds 5 --tune 8 --workers 9
+--shrink 0.5 --out o --again"""
 GIVEN = {
     **{"clip": "net=file", "clients": "iid:4", "layout": "class", "size": 48, "shots": 5},
     **{"base_to_new": True, "leave_one_out": True, "test": Path("far"), "newcomers": 2},
     **{"rounds": 3, "steps": 4, "batch_size": 6, "cohort_size": 7, "autocast": torch.bfloat16},
     **{"skip": True, "template": "{}!", "cache": Path("o/cache"), "allow": ["a", "b"]},
+    "max_pixels": 9000,
 }
 
 

@@ -1,16 +1,20 @@
 """A folder of images: its protocols, the families of a CLIP, and files that are made once."""
 
+import time
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 from comparisons import CLASSES, digits, folder, tiny_vit
 from fedprompt import TextTower, compare, samples
 from fedprompt.compare import images, rows, tokens
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.data import divisions, read_folder
+from fedprompt.methods import METHODS
 from refusals import refused
 
 LAYOUT = {"layout": "domain/class", "rounds": 1, "steps": 1}
@@ -124,27 +128,32 @@ def test_levels_are_decoded_once_and_a_damaged_file_of_them_again(root, tmp_path
     (path,) = tmp_path.glob("*.images")
     before = path.stat().st_mtime_ns
     again, _ = images.decoded(found, tmp_path, **how)
-    assert torch.equal(first, again)
+    every = torch.arange(len(found))
+    assert torch.equal(first[every], again[every])
     assert path.stat().st_mtime_ns == before
     expected = [how["preparation"].levels(images.opened(each)) for each in found.paths]
-    assert torch.equal(first, torch.stack(expected))
+    assert torch.equal(first[every], torch.stack(expected))
     content = bytearray(path.read_bytes())
     content[300] ^= 1
     path.write_bytes(content)
-    assert torch.equal(images.decoded(found, tmp_path, **how)[0], torch.stack(expected))
+    assert torch.equal(images.decoded(found, tmp_path, **how)[0][every], torch.stack(expected))
     assert len([*tmp_path.glob("*.images")]) == 1
 
 
-def test_damaged_images_are_refused_or_left_out(tmp_path):
+def test_damaged_and_large_images_are_refused_or_left_out(tmp_path, capsys):
     root = folder(tmp_path / "images")
     (root / "cat" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     given = {"vit": tiny_vit(), "clients": "iid:2", "rounds": 1}
-    with pytest.raises(ValueError, match=r"^1 of 25 images cannot be read, such as .*bad\.png"):
+    with pytest.raises(ValueError, match=r"^1 of 25 .* cannot be read, such as .*bad\.png \(.+\)"):
         compare.run(compare.folder(root, **given), ["head_tuning"], seeds=1, out=tmp_path / "out")
     said = []
     problem = compare.folder(root, **given, skip=True, say=said.append)
     assert any("Left out, because they cannot be read: 1." in text for text in said)
     compare.run(problem, ["head_tuning"], seeds=1, out=tmp_path / "out")  # nothing had finished
+    said = capsys.readouterr().err
+    assert "Reading 25 images.\nDecoding 25 images.\n" in said
+    with pytest.raises(ValueError, match=r"at most 1,023 pixels; got 32 x 32 \(`max_pixels`"):
+        compare.folder(root, **given, max_pixels=1023)
 
 
 def test_tokens_are_of_the_needed_images_and_damaged_ones_are_made_again(tmp_path):
@@ -171,6 +180,22 @@ def test_tokens_are_of_the_needed_images_and_damaged_ones_are_made_again(tmp_pat
     assert [5] * tokens.BATCH in asked
 
 
+def test_a_process_waits_for_another_one_that_encodes_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedprompt._files.WAIT", 0.01)
+    made = tokens.Tokens(tmp_path / "t", 9, lambda at: at.float()[:, None, None].expand(-1, 1, 2))
+    (tmp_path / "t").mkdir()
+    held = Event()
+
+    def hold():
+        with FileLock(tmp_path / "t" / ".lock"):
+            held.set()
+            time.sleep(0.2)
+
+    Thread(target=hold).start()
+    held.wait()
+    assert made[torch.tensor([3])].flatten().tolist() == [3, 3]
+
+
 def test_a_folder_without_domains_is_divided_by_dirichlet_shares(tmp_path):
     said = []
     root = folder(tmp_path / "a", count=15)
@@ -192,6 +217,7 @@ made(vit="a", clip="b") -> CompareError: Give one network
 made(vit="a", rounds=0) -> ValueError: `rounds` must be at least 1; got 0.
 made(vit="a", steps=1, epochs=1) -> ValueError: `epochs` must be None if `steps` is given; got 1.
 made(vit="a", newcomers=-1) -> ValueError: `newcomers` must be at least 0; got -1.
+made(vit="a", max_pixels=0) -> ValueError: `max_pixels` must be at least 1; got 0.
 made(vit="a", shots=0) -> ValueError: `shots` must be at least 1; got 0.
 made(vit="a", clients="") -> ValueError: `clients` must not be empty
 made(vit="a", cohort=2) -> TypeError: `cohort` must be an argument
@@ -206,32 +232,37 @@ digits(cohort_size=4) -> ValueError: `cohort_size` must be at most 3, the client
 """)
 
 
-@pytest.mark.parametrize(
-    ("kind", "methods"),
-    [
-        ("vit", ["fedproto", "fedvpt", "perfedavg", "fedlora:sizes={1: 1}"]),
-        ("clip", ["pfedmoap", "promptfl:sizes={0: 3}", "head_tuning"]),
-    ],
-)
-def test_accuracies_of_loaded_classifiers_are_those_of_the_records(kind, methods, tmp_path):
+FEW = {
+    "one model": ["fedproto", "fedvpt", "perfedavg", "fedlora:sizes={1: 1}"],
+    "CLIP": ["pfedmoap", "promptfl:sizes={0: 3}", "head_tuning"],
+}
+FITTING = {
+    family: [name for name, entry in METHODS.items() if rows.fits(entry, family)] for family in FEW
+}
+LOADED = [(*each, 1) for each in FEW.items()]
+LOADED += [pytest.param(*each, 2, marks=pytest.mark.slow) for each in FITTING.items()]
+
+
+@pytest.mark.parametrize(("family", "methods", "seeds"), LOADED)
+def test_accuracies_of_loaded_classifiers_are_those_of_the_records(
+    family, methods, seeds, tmp_path
+):
     root = folder(tmp_path / "images", "{split}/{domain}/{name}", count=9)
-    network = {"vit": "digits-B"} if kind == "vit" else {"clip": "emoji"}
+    network = {"clip": "emoji"} if family == "CLIP" else {"vit": "digits-B"}
     given = {**network, "layout": "split/domain/class", "rounds": 2, "steps": 2}
-    results = compare.run(compare.folder(root, **given), methods, seeds=1, out=tmp_path / "out")
+    problem = compare.folder(root, **given)
+    chosen = [name for name in methods if name != rows.usual(family)]
+    results = compare.run(problem, chosen, seeds=seeds, out=tmp_path / "out")
     found = read_folder(root, layout="split/domain/class")
     tested = np.flatnonzero(found.split == "test")
     assert not results.failures()
+    assert len(rows_of(results)) >= len(chosen) + 2
     for record in results.found:
-        if record["row"] == rows.CONSTANT:
-            continue
-        for client in ("art", "photo"):
-            model = results.classifier(record["row"], client=client)
+        for client in ("art", "photo") if record["row"] != rows.CONSTANT else ():
+            model = results.classifier(record["row"], client=client, seed=record["seed"])
             own = tested[found.domains[tested] == found.domain_names.index(client)]
             names, _ = model.predict([found.paths[place] for place in own])
-            right = [
-                name == found.class_names[k]
-                for name, k in zip(names, found.labels[own], strict=True)
-            ]
+            right = np.array(found.class_names)[found.labels[own]] == names
             expected = record["clients"][client]["own"]
             assert np.mean(right) == pytest.approx(expected, abs=1e-6), record["row"]
             assert model.class_names == list(found.class_names)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from comparisons import digits, folder, tiny_vit
+from comparisons import digits, folder, run_of, tiny_vit
 from fedprompt import compare, methods
 from fedprompt.compare import measure, records, rows, runs
 from fedprompt.compare.intervals import contributions
@@ -74,6 +74,32 @@ def test_the_most_frequent_class_is_that_of_a_client_and_of_all():
     assert found["own_balanced"] == pytest.approx((1 / 2 + 0 + 1) / 3, rel=1e-5)
     assert found["full"] == pytest.approx(1 / 5, rel=1e-5)  # own tests are of five images
     assert found["predicted"] == 1
+
+
+def test_a_client_whose_classes_no_test_has_ends_the_run_before_anything_is_trained(tmp_path):
+    images, labels = torch.rand(9, 1, 16, 16), torch.arange(9) % 2
+    parts = {0: [0, 2, 4], 1: [1, 3, 5]}
+    setting = digits().data("", 0).settings["one model"]
+    tests = HeldOut(images[:3], torch.zeros(3, dtype=torch.long))
+    problem = compare.problem(images, labels, parts, tests, setting=setting)
+    with pytest.raises(CompareError, match=r"of each client; got none of clients \[1\]"):
+        compare.run(problem, ["head_tuning"], seeds=1, out=tmp_path)
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_uses_of_images_know_incomplete_batches_that_are_left_out():
+    trial = digits().data("", 0).trial("one model", "", seed=0, machine=Machine())
+    shards = {0: range(3), 1: range(10), 2: range(7)}
+    federation = replace(trial.federation, shards=shards)
+    given = {"steps": None, "epochs": 3, "rounds": 2, "batch_size": 4, "cohort_size": None}
+
+    def uses(**more):
+        setting = replace(trial.setting, clients=range(3), **given, **more)
+        made = trial._replace(setting=setting, federation=federation)
+        return measure.uses(made)["uses"]
+
+    assert uses() == [6, 6]
+    assert uses(drop_last=True) == pytest.approx([6, 6 * 8 / 10])  # a client keeps its only batch
 
 
 def test_a_run_continues_and_costs_what_is_missing(tmp_path):
@@ -197,28 +223,36 @@ def test_a_killed_run_goes_on_within_itself(tmp_path, monkeypatch):
 
 
 KILLED = """
-import sys; sys.path[:0] = {path!r}
+import os, random, signal, sys, time
+sys.path[:0] = {path!r}
 import torch; torch.set_num_threads(1)
-from comparisons import digits
-from fedprompt import compare
+from comparisons import run_of
 from fedprompt.compare import measure
-measure.PAUSE = 0.0
-compare.run(digits(), ["head_tuning", "fedprox"], seeds=2, out={out!r})
+measure.PAUSE = 0.0  # a checkpoint after each round
+draw, killed = random.Random(0), 0
+for _ in range(20):
+    if (child := os.fork()) == 0:
+        run_of({root!r}, {out!r})
+        os._exit(0)
+    time.sleep(draw.uniform(0.05, 1.5))
+    os.kill(child, signal.SIGKILL)
+    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print(killed)
 """
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_and_mix_nothing(tmp_path):
-    draw, out = random.Random(0), tmp_path / "out"
-    program = KILLED.format(path=sys.path, out=str(out))
-    expected = figures(compare.run(digits(), ["head_tuning", "fedprox"], seeds=2))
-    for _ in range(20):
-        with subprocess.Popen([sys.executable, "-W", "ignore", "-c", program]) as process:
-            time.sleep(draw.uniform(2, 12))
-            process.kill()
-    found = compare.run(digits(), ["head_tuning", "fedprox"], seeds=2, out=out)
-    assert figures(found) == expected
-    assert not [*out.glob("running/*")]
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_kills_at_random_moments_lose_and_mix_nothing(kind, tmp_path):
+    out = tmp_path / "out"
+    root = str(folder(tmp_path / "a", "{domain}/{name}", count=3)) if kind == "images" else None
+    program = KILLED.format(path=sys.path, root=root, out=str(out))
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    assert int(done.stdout) > 10
+    assert figures(run_of(root, out)) == figures(run_of(root, None))
+    assert not [*out.glob("running/*"), *out.rglob("*.part")]
 
 
 def test_workers_and_one_process_have_the_same_figures(tmp_path):

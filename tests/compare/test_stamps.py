@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from textwrap import dedent
 
 import numpy as np
@@ -13,32 +14,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from comparisons import digits, folder, tiny_vit
+import comparisons
+from comparisons import Lazy, digits, dimmed, folder, tiny_vit
 from fedprompt import compare, samples, vit_trunk
-from fedprompt.compare import problems, records, report, rows, stamps
+from fedprompt.compare import problems, records, rows, runs, stamps
 from fedprompt.compare.problems import Budget, Protocol
 from fedprompt.compare.stamps import UntoldError
 from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import HeldOut, fedprox
-
-AMOUNT = 1.0
-
-
-def dimmed(images, generator=None):
-    return images * AMOUNT
-
-
-class Lazy:
-    """Inputs that are read when they are needed."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __len__(self):
-        return len(self.values)
-
-    def __getitem__(self, positions):
-        return self.values[positions]
 
 
 def brighter(values, place=-1):
@@ -61,7 +44,7 @@ ONE += [{"trunks": [vit_trunk(samples.vit("B"))]}, {"num_classes": 11}]
 
 
 def stamp(problem, machine=None, seeds=2):
-    made, secret = report.stamp_of(problem, machine or Machine(), range(seeds))
+    made, secret = runs.stamp_of(problem, machine or Machine(), range(seeds))
     return secret or json.dumps(made, sort_keys=True, default=str)
 
 
@@ -73,13 +56,18 @@ def test_each_changed_input_of_a_problem_has_another_stamp():
     assert found[0] == stamp(digits(inputs=Lazy(IMAGES[:90])))  # the same inputs, read in parts
     machines = Machine(shrink=0.5), Machine("meta")
     assert len({found[0], *(stamp(digits(), each) for each in machines)}) == 3
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert stamp(digits()) not in found
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_division_that_differs_in_one_seed_is_refused_by_its_name(tmp_path):
     once = digits()
-    records.enter(tmp_path / "a", report.stamp_of(once, Machine(), range(1))[0])
+    records.enter(tmp_path / "a", runs.stamp_of(once, Machine(), range(1))[0])
 
-    made, _ = report.stamp_of(once, Machine(), range(2))
+    made, _ = runs.stamp_of(once, Machine(), range(2))
     records.enter(tmp_path / "a", made)  # further seeds continue
     (tmp_path / "a" / records.LINES).touch()
     other = {**made, records.DIVIDED: {"": made[records.DIVIDED][""] | {"1": "other"}}}
@@ -94,7 +82,7 @@ def test_a_setting_that_cannot_be_told_has_another_stamp_in_each_run():
 
 def test_an_augmentation_with_a_global_number_is_told_by_the_number(monkeypatch):
     before = stamp(digits(augment=dimmed))
-    monkeypatch.setattr(sys.modules[__name__], "AMOUNT", 2.0)
+    monkeypatch.setattr(comparisons, "AMOUNT", 2.0)
     assert stamp(digits(augment=dimmed)) != before
 
 
@@ -207,6 +195,120 @@ def test_a_method_is_told_by_its_file_and_all_that_it_imports(tmp_path):
         (tmp_path / name).write_text(text + "\nCHANGED = 1\n")
         assert (stamp_of_file(tmp_path) == first) == (name == "other.py"), name
         (tmp_path / name).write_text(text)
+
+
+def stamped(path, text):
+    """Return the row of a method that returns an expression, and the values of its module."""
+    path.write_text(f"import os\nfrom pathlib import Path\ndef mine(setting):\n    return {text}\n")
+    row = rows.chosen([f"{path}:mine"], ["one model"])[0]
+    return row, vars(sys.modules[row.make.__module__])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Path(__file__).with_name('d.txt').read_text()",
+        "(Path(__file__).parent / 'inner' / 'd.txt').read_text()",
+        "open(os.path.join(os.path.dirname(__file__), 'inner', 'd.txt')).read()",
+        "open(f'{os.path.dirname(__file__)}/inner/d.txt').read()",
+        "open('d.txt').read()",
+        "os.environ['FEDPROMPT_TEST']",
+        "float(os.getenv('FEDPROMPT_TEST', '0'))",
+        "__import__('read_later').number",
+        "__import__('importlib').import_module('read_later').number",
+    ],
+)
+def test_what_a_text_reads_is_told(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    row, _ = stamped(tmp_path / "mine.py", text)
+    (tmp_path / "inner").mkdir()
+    found = set[str]()
+    for number in (1, 2):
+        monkeypatch.setenv("FEDPROMPT_TEST", str(number))
+        (tmp_path / "read_later.py").write_text(f"number = {number}")
+        for name in ("d.txt", "inner/d.txt"):
+            (tmp_path / name).write_text(str(number))
+        found |= {row.stamp(), row.stamp()}
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open(setting.path).read()",
+        "[path.read_text() for path in Path('some folder').glob('*')]",
+        "__import__(setting.kind)",
+        "dict(os.environ)",
+    ],
+)
+def test_a_text_that_reads_what_it_does_not_name_cannot_be_told(text, tmp_path):
+    with pytest.raises(UntoldError, match="what it does not name"):
+        stamped(tmp_path / "mine.py", text)[0].stamp()
+
+
+CHANGES = """
+class Config: rate = 1
+Config.rate = 2
+from types import SimpleNamespace; config = SimpleNamespace(rate=1)
+config.rate = 2
+own = Config()
+own.rate = 3
+table = {"rate": [1, len]}
+table["rate"].append(2)
+def made(rate): return lambda x=rate: rate
+helper = made(1)
+helper = made(2)
+helper.__defaults__ = (5,)
+helper.rate = 3
+helper = os.path.join
+from functools import partial; helper = partial(made(1), 3)
+helper = partial(made(1), 4)
+Config.step = made
+Config.step = mine
+import torch; layer = torch.nn.Linear(1, 1)
+layer.bias.data.fill_(3)
+from collections import Counter; counted = Counter(a=1)
+counted["a"] = 2
+"""
+
+
+def test_what_a_program_changes_in_a_module_is_told(tmp_path):
+    row, values = stamped(tmp_path / "mine.py", "setting")
+    found = [row.stamp()]
+    for change in CHANGES.strip().splitlines():
+        exec(change, values)
+        found.append(row.stamp())
+        assert row.stamp() == found[-1], change
+        assert found[-1] not in found[:-1], change
+
+
+@pytest.mark.slow
+def test_workers_must_have_the_values_and_the_texts_of_the_first_process(tmp_path):
+    root = folder(tmp_path / "images", "{domain}/{name}")
+    given = {"layout": "domain/class", "vit": "digits-B", "rounds": 1, "steps": 1}
+    problem = compare.folder(root, **given)
+    row, values = stamped(tmp_path / "mine.py", "fedprox(setting)")
+    values["fedprox"], make = fedprox, row.make
+    with pytest.raises(CompareError, match=r"^`workers` must be 1, or Mine be the same in each"):
+        compare.run(problem, [make], seeds=1, workers=2)
+    (root / "art" / "cat" / "new.png").write_bytes((root / "art/cat/art1.png").read_bytes() + b" ")
+    with pytest.raises(CompareError, match=r"^The images or other inputs have changed since"):
+        compare.run(problem, ["fedprox"], seeds=1, workers=2)
+
+
+def test_a_module_that_was_edited_after_it_was_loaded_cannot_be_told(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_later.py").write_text("number = 1")
+    row, _ = stamped(tmp_path / "mine.py", "__import__('edited_later').number")
+    first = row.stamp()
+    import_module("edited_later")
+    (tmp_path / "edited_later.py").write_text("number = 2")
+    os.utime(tmp_path / "edited_later.py", (1, 1))  # as of a file that is moved here
+    with pytest.raises(UntoldError, match=r"edited_later\.py, which has changed since"):
+        row.stamp()
+    monkeypatch.delitem(sys.modules, "edited_later")
+    assert row.stamp() != first
 
 
 def test_values_of_a_row_and_each_edit_of_its_file_are_told(tmp_path):

@@ -251,6 +251,8 @@ read_folder(listed("path,label\\na\\\\o.png,a\\n")) -> ValueError: Write paths w
 read_folder(listed("path,label\\na\\0b.png,a\\n")) -> ValueError: list.csv
 read_folder(listed("path,label\\nnone/a/1.png\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\no.png,\xe9\\n", "latin-1")) -> ValueError: list.csv must be a table
+read_folder(listed("path,label,label\\no.png,a,b\\n")) -> ValueError: two columns for label
+read_folder(listed("path,label,client,domain\\no.png,a,b,c\\n")) -> ValueError: two columns for
 read_folder(listed("path,label\\n")) -> ValueError: of several classes; got no image fits in list
 read_folder(listed("path,label\\n,a\\n")) -> ValueError: list.csv, line 2: must have one
 read_folder(listed("path,label\\nx,y,z\\n")) -> ValueError: list.csv, line 2: must have one

@@ -111,6 +111,7 @@ PLANTED = {
         "similar-names",
         "`Cat` and `cat`",
     ),
+    "numbers with a point": (("1", "1.0", "2"), None, None, "similar-names", "`1` and `1.0`"),
     "blanks": (("cat", "cat ", "dog"), None, None, "similar-names", "`cat` and `cat `"),
     "underscores": (
         ("alarm clock", "alarm_clock"),
@@ -244,6 +245,15 @@ def test_notes_of_a_list_have_the_gaps_of_its_labels(tmp_path):
     made(tmp_path, "images")
     (tmp_path / "split_zhou_x.json").write_text(json.dumps(sides))
     assert examine(read_folder(tmp_path)).notes[0].startswith("2 labels from 0 to 7 have gaps")
+
+
+def test_labels_of_missing_values_are_noted_and_tables_of_spreadsheets_are_read(tmp_path):
+    made(tmp_path, "i", each=3)
+    text = "path\tlabel\ni/0.png\tnan\ni/1.png\tcat\ni/2.png\tcat\n"
+    (tmp_path / "list.csv").write_text(text, encoding="utf-16")
+    folder = read_folder(tmp_path / "list.csv")
+    assert folder.class_names == ("cat", "nan")
+    assert examine(folder).notes[0] == "a class is named nan"
 
 
 def test_the_digest_has_names_and_bytes_and_not_the_place(tmp_path):

@@ -11,6 +11,25 @@ from fedprompt import compare, samples, vit_trunk
 from fedprompt.methods import HeldOut, VitSetting
 
 CLASSES = ("cat", "dog", "fox", "owl")
+AMOUNT = 1.0
+
+
+def dimmed(images, generator=None):
+    """Make images darker by a global number."""
+    return images * AMOUNT
+
+
+class Lazy:
+    """Inputs that are read when they are needed."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, positions):
+        return self.values[positions]
 
 
 def digits(seeds_differ=False, figures=None, **changes):
@@ -34,6 +53,14 @@ def digits(seeds_differ=False, figures=None, **changes):
     given = {"setting": replace(setting, **changes), "newcomers": parts["newcomers"]}
     where = parts["inputs"], parts["labels"], clients, parts["tests"]
     return compare.problem(*where, figures=figures, **given)
+
+
+def run_of(root, out):
+    """Run two methods, of a folder of images or of digits."""
+    given = {"vit": "digits-B", "layout": "domain/class", "rounds": 3, "steps": 1}
+    cache = None if out is None else f"{out}/cache"
+    problem = compare.folder(root, cache=cache, **given) if root else digits(rounds=4)
+    return compare.run(problem, ["head_tuning", "fedproto"], seeds=1 if root else 2, out=out)
 
 
 def folder(root, layout="{name}", count=6, domains=("art", "photo"), size=32):

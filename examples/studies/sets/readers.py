@@ -57,11 +57,12 @@ def image_set(folder: Folder, names: Sequence[str], size: int, **values: Any) ->
     """
     sides = []
     for side in ("train", "test"):
-        bar = partial(tqdm, desc=f"Decoding {folder.root.name}, {side}", unit="batch")
+        bar = partial(tqdm, desc=f"Decoding {folder.root.name}, {side}", unit="image")
         part = folder.at(np.flatnonzero(folder.split == side))
         files = [(str(path), path.stat().st_size, path.stat().st_mtime) for path in part.paths]
         how = {"content": stamps.digest(files), "preparation": Preparation(size, *HALF)}
-        pixels, part = decoded(part, folder.root, **how, bar=bar)
+        found, part = decoded(part, folder.root, **how, bar=bar)
+        pixels = torch.from_numpy(np.load(found.path, mmap_mode="c"))
         sides.append(Images(pixels, *map(torch.from_numpy, (part.labels, part.domains))))
     return ImageSet("", *sides, words(names), folder.domain_names, **values)
 

@@ -180,7 +180,7 @@ class FrozenTrunk(Trunk):
         try:
             tokens = self.embedded(self._image())[0]
             pooled = self.pool(tokens[:, : self.prefix + 1])
-        except Exception as error:
+        except Exception as error:  # a model of others raises errors of any type
             rule = "embed an image; weights outside of blocks must fit, not sharded or offloaded"
             got = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise check.wrong("model", rule, got.rstrip(".")) from error
