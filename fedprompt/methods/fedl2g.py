@@ -143,7 +143,7 @@ def _learn_to_guide(
     train_in_warm_up: bool,
     quiz_size: int,
     max_norm: float | None,
-    loss: GuideLoss,
+    loss: GuideLoss | None,
     update: GuideUpdate | None,
     derivative: GuideDerivative | None,
 ) -> fp.Method:
