@@ -89,7 +89,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"fedprompt\.(interfaces\.method\.Clients|saved\.folder\.Description)",
+        r"fedprompt\.(interfaces\.method\.Clients|saved\.saved_folder\.Description)",
     ),
     ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
     ("py:class", r"PIL\..*"),
