@@ -147,8 +147,9 @@ def message_scores(
     if not isinstance(received, Mapping):
         listed = dict.fromkeys(candidates.shards, received)
     check.known("received", map(str, candidates.shards), [*map(str, listed)], "name candidates in")
+    check.gradients_are_recorded("message_scores")
     filters, scores = dict[int, Callable[[list[Tensor]], Tensor]](), []
-    with kept_streams():
+    with kept_streams(), torch.enable_grad():
         for candidate in candidates.shards:
             messages = listed[candidate]
             if id(messages) not in filters:
@@ -309,6 +310,7 @@ def crafted_answer(
     check.number("learning_rate", learning_rate, above=0)
     for argument, given in {"target": target, "population": population}.items():
         check.pair(argument, given, "be inputs and labels")
+        check.labels(f"{argument}[1]", given[1], check.LARGEST_INT, size=len(given[0]), of="inputs")
         check.some(argument, len(given[1]), "have at least one image")
     check.gradients_are_recorded("crafted_answer")
     count, device = len(target[1]), target[0].device
@@ -406,8 +408,9 @@ def probed(
     check.instance("federation", federation, Clients, "be a Federation")
     check.known("client", [str(client)], [*map(str, federation.shards)], "be one of")
     check.count("server_round", server_round, at_least=0)
+    check.gradients_are_recorded("probed")
     calls, received = Calls(method, seed_of(method), server_round), {}
-    with kept_streams():
+    with kept_streams(), torch.enable_grad():
         data = federation.data(method.setting, client, server_round)
         for number in candidates.shards:
             target = candidates.data(method.setting, number, server_round).own()
