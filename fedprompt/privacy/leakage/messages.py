@@ -105,9 +105,8 @@ def message_scores(
     :math:`\mu` and S are the mean and the covariance of simulated messages of the population. To
     each variance, 1 % of the total variance over the number of images is added. Without a
     population, :math:`\mu = 0` and S is the identity, so the score is a cosine. Scores of several
-    messages are added. Nothing is assumed about messages, so this works for parameters, prototypes
-    and gradients alike. For one plain gradient step, it is the likelihood ratio of a Gaussian with
-    covariance S.
+    messages are added. If messages are Gaussian with covariance S, no linear score tells members
+    better. The form of messages does not matter: they may be parameters, prototypes or gradients.
 
     Args:
         method: Method as the server simulates it: without codecs, and without privacy noise.
@@ -121,7 +120,7 @@ def message_scores(
         Score of each candidate in the order of ``candidates.shards``, in [-1, 1] for each message.
 
     Raises:
-        ValueError: If there is no message, or the candidate's message has no entry of the payload.
+        ValueError: If there is no message, or a message has no payload.
 
     Example:
         A client of one image, and two candidates.
