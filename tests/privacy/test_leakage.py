@@ -196,6 +196,21 @@ def test_scores_are_those_of_a_dense_matched_filter_summed_over_messages():
     assert found.numpy() == pytest.approx(cosines, abs=1e-9)
 
 
+def test_clipped_messages_of_another_length_are_found_by_an_auditor_who_knows_all_canaries():
+    """The mean of a population has the length of one unclipped step, and no message has."""
+    method, _ = linear(INPUTS, LABELS, {0: torch.arange(60)})
+    answer, inside = method.server.state["values"], torch.arange(60) % 3 == 0
+    parts = [method.client(single(k).data(method.setting, k, 0), dict(answer), {})[0]
+             for k in inside.nonzero()[:, 0].tolist()]  # fmt: skip
+    changes = [{n: each[n].value - answer[n] for n in answer} for each in parts]
+    lengths = [math.sqrt(sum(float(v.square().sum()) for v in each.values())) for each in changes]
+    total = {n: answer[n] + 30 * sum(each[n] / length for each, length
+             in zip(changes, lengths, strict=True)) for n in answer}  # fmt: skip
+    sent, canaries = leakage.Received(0, 0, answer, total), single(*range(60))
+    scores = leakage.message_scores(method, [sent], canaries, population=canaries)
+    assert leakage.success(scores[inside], scores[~inside]).auc > 0.99
+
+
 SENDING = [(name, family) for name, family in RUNS if name not in ("local", "coop", "zero_shot")]
 
 
