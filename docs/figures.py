@@ -11,8 +11,8 @@ figure between the comments::
     <!-- record mnist/deep-domains; LoRA, rank 4 / Norms; bytes_up -->3.4<!-- end -->
 
 Differences are paired over the common seeds, and ``A - B beyond C - D`` is a difference of two of
-them. Without a form, accuracies have their 95 % interval by Student's t. A command traces figures,
-or all figures of a page, to their records::
+them. Without a form, accuracies have the 95 % interval of the tables. A command traces figures, or
+all figures of a page, to their records::
 
     python docs/figures.py "mnist/deep-domains; Norms - FedVPT-D"
     python docs/figures.py docs/results/photographs.md
@@ -22,91 +22,92 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, reduce
+from operator import sub
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy import stats
+from fedprompt.compare import records
+from fedprompt.compare.intervals import Figure
+from fedprompt.compare.runs import bits_of
+from fedprompt.compare.tables import COSTS, View, percent
 
 RECORDS = Path(__file__).parent / "results" / "records"
-COUNTS = ("bytes_up", "bytes_down", "trained", "backward", "kept")
 MINUS = " - | beyond "
 WRITTEN = re.compile(r"(<!-- record (.*?) -->).*?(<!-- end -->)")
 
 
 @cache
-def runs(name: str) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """Return the reported runs of a file by partition and row, and by seed."""
-    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    with (RECORDS / f"{name}.jsonl").open(encoding="utf-8") as file:
-        for line, text in enumerate(file, 1):
-            run = json.loads(text) | {"line": line}
-            if run["trial"] is None:
-                seeds = found.setdefault((run["partition"], run["row"]), {})
-                seeds[run["seed"]] = run
-    return found
+def view(name: str, partition: str) -> View:
+    """Return the table of a partition, of which each record has its line in the file."""
+    text = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8")
+    found = map(json.loads, text.splitlines())  # not all are of a comparison, with values
+    lines = [{"values": {}} | each | {"line": line} for line, each in enumerate(found, 1)]
+    listed = [
+        record for record in records.newest(lines) if record["partition"] == partition
+    ]
+    columns = dict.fromkeys((name for record in listed for name in record), "")
+    bits = bits_of(RECORDS / name, listed, {})
+    return View(name, partition, listed, columns, ["own"], bits)
 
 
-def parts(key: str) -> tuple[list[dict[int, dict[str, Any]]], str, str, bool]:
-    """Return the runs of each row of a key, its column, its form, and if it is a ratio."""
+def parts(key: str) -> tuple[View, list[str], str, str, bool]:
+    """Return the table of a key, its rows, column and form, and if it is a ratio."""
     place, rows, *rest = key.split("; ")
     column, form = (*rest, *("own", "")[len(rest) :])
-    name, partition = place.split("/")
     ratio = " / " in rows
     titles = rows.split(" / ") if ratio else re.split(MINUS, rows)
-    return [runs(name)[partition, title] for title in titles], column, form, ratio
+    return view(*place.split("/")), titles, column, form, ratio
 
 
-def values(key: str) -> dict[int, list[float]]:
-    """Return the figures of each row of a key by seed, for the seeds that all rows have."""
-    rows, column, *_ = parts(key)
-    common = [seed for seed in sorted(rows[0]) if all(seed in row for row in rows)]
-    return {seed: [row[seed][column] for row in rows] for seed in common}
+def sides(key: str) -> tuple[list[int], list[Figure]]:
+    """Return the seeds that all rows of a key have, and the figure of each row for them."""
+    shown, titles, column, *_ = parts(key)
+    seeds = [shown.seeds(title) for title in titles]
+    common = [seed for seed in seeds[0] if all(seed in of for of in seeds)]
+    found = [shown.figure(title, column) for title in titles]
+    if None in found:
+        raise KeyError(key)
+    return common, [
+        figure.at([of.index(seed) for seed in common])
+        for figure, of in zip(found, seeds, strict=True)
+    ]
 
 
 def figure(key: str) -> str:
     """Return the figure that a key names."""
-    rows, column, form, ratio = parts(key)
-    by_seed = np.array([*values(key).values()], dtype=float)
+    _, found = sides(key)
+    *_, column, form, ratio = parts(key)
     if ratio:
-        one, other = by_seed.mean(0)
+        one, other = (float(side.values.mean()) for side in found)
         return f"{one / other:,.{0 if form == 'round' else 1}f}"
-    found = by_seed @ np.array([1, -1, -1, 1])[: len(rows)]
-    if column in COUNTS:
-        return FORMS[form or "count"](found)
-    return FORMS[form or "interval"](100 * found)
-
-
-def interval(found: Sequence[float], sign: str = "") -> str:
-    """Write a mean with half of its 95 % interval."""
-    half = stats.t.ppf(0.975, len(found) - 1) * stats.sem(found)
-    return f"{np.mean(found):{sign}z.1f} ± {half:.1f}"
+    pairs = [reduce(sub, found[at : at + 2]) for at in range(0, len(found), 2)]
+    usual = "count" if column in COSTS else "interval"
+    return FORMS[form or usual](reduce(sub, pairs))
 
 
 FORMS: dict[str, Callable[[Any], str]] = {
-    "interval": interval,
-    "signed": lambda found: interval(found, "+"),
-    "mean": lambda found: f"{np.mean(found):z.1f}",
-    "round": lambda found: f"{np.mean(found):z.0f}",
-    "count": lambda found: f"{np.mean(found):,.0f}",
-    "kB": lambda found: f"{np.mean(found) / 1e3:,.0f} kB",
-    "MB": lambda found: f"{np.mean(found) / 1e6:,.0f} MB",
+    "interval": percent,
+    "signed": lambda found: percent(found, signed=True),
+    "mean": lambda found: f"{100 * found.values.mean():z.1f}",
+    "round": lambda found: f"{100 * found.values.mean():z.0f}",
+    "count": lambda found: f"{found.values.mean():,.0f}",
+    "kB": lambda found: f"{found.values.mean() / 1e3:,.0f} kB",
+    "MB": lambda found: f"{found.values.mean() / 1e6:,.0f} MB",
 }
 
 
 def trace(key: str) -> str:
     """Describe the runs behind a figure: the file, its lines, seeds, values and commits."""
-    rows, column, *_ = parts(key)
-    name = key.split("/")[0]
+    shown, titles, column, *_ = parts(key)
     lines = [f"{figure(key)}    {key}"]
-    for seed in values(key):
-        found = [row[seed] for row in rows]
-        shown = ", ".join(
+    for seed in sides(key)[0]:
+        found = [shown.by_row[t][shown.seeds(t).index(seed)] for t in titles]
+        text = ", ".join(
             f"{run[column]} (line {run['line']}, commit {run.get('commit', 'unknown')})"
             for run in found
         )
-        lines.append(f"    {name}.jsonl, seed {seed}: {shown}")
+        lines.append(f"    {shown.title}.jsonl, seed {seed}: {text}")
     return "\n".join(lines)
 
 

@@ -1,11 +1,20 @@
-"""Draw the bars of README from the records: ``python docs/make_bars.py``."""
+"""Draw the pictures of README from the records: ``python docs/make_bars.py``.
+
+The second one is the picture that ``fedprompt compare`` writes, of the runs of::
+
+    python examples/study.py --study which-when --seeds 5
+"""
 
 import json
+import os
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from scipy import stats
+
+from fedprompt.compare import Results, records
+from fedprompt.compare.runs import bits_of
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -25,19 +34,7 @@ PICTURES = {
             "LoRA, rank 1": "LoRA of rank 1, averaged",
             "Norms": "norms, averaged",
         },
-    ),
-    "compare": (
-        "which-when/example",
-        "accuracy in %, one domain for each client (sample digits)",
-        {"own": "each client's domain", "full": "all domains"},
-        {
-            "Local training": "local",
-            "Head tuning": "head_tuning",
-            "FedVPT-D": "fedvpt_d",
-            "SCAFFOLD": "scaffold",
-            "FedLoRA": "fedlora",
-        },
-    ),
+    )
 }
 GRAY = "#808080"
 COLORS = ("#4477aa", "#ccbb44")
@@ -70,6 +67,24 @@ def draw(name, place, title, columns, rows):
     figure.savefig(target, transparent=True, metadata={"Date": None})
 
 
+def draw_comparison(name):
+    """Draw the picture of a comparison with one partition."""
+    folder = DOCS / "results" / "records"
+    found = records.newest(records.read(folder / f"{name}.jsonl"))
+    unnamed = [record | {"partition": ""} for record in found]
+    of_run = bits_of(folder / name, found, {})
+    pairs = zip(found, unnamed, strict=True)
+    bits = {records.key(shown): of_run[records.key(run)] for run, shown in pairs}
+    columns = {
+        "own": "accuracy on each client's domain",
+        "full": "accuracy on all domains",
+    }
+    alone = {"training alone": ["Local training"]}
+    shown = Results(unnamed, columns=columns, bits=bits, references=alone)
+    shown.plot(DOCS / "images" / "compare.svg")
+
+
+os.environ["SOURCE_DATE_EPOCH"] = "0"  # a picture without a date
 plt.rcParams |= {
     "svg.hashsalt": "fedprompt",
     "svg.fonttype": "none",
@@ -78,3 +93,7 @@ plt.rcParams |= {
 plt.rcParams |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), GRAY)
 for picture, described in PICTURES.items():
     draw(picture, *described)
+plt.rcParams |= dict.fromkeys(
+    ("text.color", "xtick.color", "ytick.color", "axes.edgecolor"), "black"
+)
+draw_comparison("which-when")

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -15,6 +16,20 @@ import fedprompt._refusals as check
 
 WAIT = 30.0
 """Seconds that a process waits for another one that writes."""
+
+
+IN_A_FILE = "be a function at the top of a file, or its place, such as 'mine.py:method'"
+"""Rule for functions that another process imports."""
+
+
+def function_at(place: Any) -> Any:
+    """Return the function at a place FILE:NAME; a function is returned as it is."""
+    if isinstance(place, str):
+        file, _, name = place.rpartition(":")
+        check.require(Path(file).is_file(), "method", IN_A_FILE, repr(place))
+        place = run_path(file, run_name=Path(file).stem).get(name)
+    check.function("method", place, IN_A_FILE)
+    return place
 
 
 def path_of(argument: str, path: object, *, of: str = "file") -> Path:

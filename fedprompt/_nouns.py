@@ -19,7 +19,10 @@ def layout(argument: str, entry: object) -> Weighted:
     if not isinstance(entry, Weighted):
         hint = " (collect(module, weight=...) makes a payload)" if isinstance(entry, Tensor) else ""
         raise check.wrong_type(argument, "be a Weighted(value, weight)", check.kind(entry) + hint)
-    check.instance(f"{argument}.value", entry.value, Tensor, "be a floating-point tensor")
+    value: Any = entry.value
+    if not isinstance(value, Tensor):
+        rule, got = "be a floating-point tensor", check.kind(value)
+        raise check.wrong_type(f"{argument}.value", rule, got)
     return entry
 
 

@@ -1,56 +1,53 @@
 """Copies of what a function receives and returns, as if it had been sent."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-_DENSE = torch.contiguous_format
 _PLAIN = {type(None), bool, int, float, str}
 
 
-def copied(tree: Any, given: Any = None) -> Any:
+def copied(tree: Any, known: dict[int, Tensor] | None = None) -> Any:
     """Copy a tree as sending does: each tensor is dense, contiguous, detached and unshared.
 
     Args:
         tree: Tree of dicts, lists, tuples, tensors and other leaves.
-        given: Tree that nobody else has. Its tensors are not copied again.
+        known: Copies that nobody else has, by identity, of calls with the same dict. The first time
+            that `tree` has one of them, it is not copied again.
     """
-    return _copied(tree, {id(tensor) for tensor in _tensors(given)})
+    return _copied(tree, {} if known is None else known)
 
 
-def _copied(part: Any, given: set[int]) -> Any:
-    if isinstance(part, Tensor):
-        dense = part.is_contiguous() and not part.requires_grad
-        if id(part) in given and dense:
-            given.remove(id(part))  # another name of it gets a copy
-            return part
-        return part.clone() if dense else part.detach().clone(memory_format=_DENSE)
+def _copied(part: Any, known: dict[int, Tensor]) -> Any:
     kind = type(part)
+    if kind is Tensor or isinstance(part, Tensor):
+        dense = kind is Tensor and part.is_contiguous() and not part.requires_grad
+        if dense and known.pop(id(part), None) is not None:
+            return part
+        own: Tensor
+        if dense:
+            own = part.clone()
+        else:
+            own = part.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
+        known[id(own)] = own
+        return own
     if kind in _PLAIN:
         return part
+    if kind is dict or isinstance(part, Mapping):
+        return {key: _copied(child, known) for key, child in part.items()}
     if isinstance(part, tuple):
-        parts = [_copied(child, given) for child in part]
+        parts = [_copied(child, known) for child in part]
         if hasattr(part, "stateful"):  # a round has more than its fields
             named: Any = part
             return named._replace(**dict(zip(named._fields, parts, strict=True)))
         return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
-    if isinstance(part, Mapping):
-        return {key: _copied(child, given) for key, child in part.items()}
     if kind is list:
-        return [_copied(child, given) for child in part]
+        return [_copied(child, known) for child in part]
     return copy.deepcopy(part)
-
-
-def _tensors(part: Any) -> Iterator[Tensor]:
-    if isinstance(part, Tensor):
-        yield part
-    elif isinstance(part, Mapping | list | tuple):
-        for child in part.values() if isinstance(part, Mapping) else part:
-            yield from _tensors(child)
 
 
 def shared_until_written(tensor: Tensor) -> Tensor:

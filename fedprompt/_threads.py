@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.nn as nn
 
 PROCESS_STATE = threading.RLock()
@@ -12,6 +13,17 @@ PROCESS_STATE = threading.RLock()
 _registry = threading.Lock()
 _replacing: dict[nn.Module, int] = {}
 """Modules whose parameters are replaced at present, with the id of the thread that does so."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, so that sums are rounded the same in every process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

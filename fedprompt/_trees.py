@@ -1,5 +1,6 @@
 """Trees of tensors as JSON and tensors by number, and back."""
 
+import hashlib
 import json
 import math
 from collections import OrderedDict
@@ -26,6 +27,11 @@ def to_blob(tree: Any, where: str) -> bytes:
     # One text, because safetensors writes several in any order.
     header = {"tree": json.dumps([form, kinds_of_devices(tensors)])}
     return safetensors.torch.save(on_cpu(tensors), header)
+
+
+def digest(tree: Any, where: str = "tree") -> str:
+    """Return a digest of a tree, the same for equal trees."""
+    return hashlib.sha256(to_blob(tree, where)).hexdigest()
 
 
 def from_blob(blob: bytes, device: Any = None) -> Any:

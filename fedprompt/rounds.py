@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -25,7 +24,7 @@ from fedprompt._files import path_of
 from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams, resumed_streams
 from fedprompt._state_files import carried, states_of, tidy
-from fedprompt._trees import packed, to_blob
+from fedprompt._trees import digest, packed
 from fedprompt.aggregation.optimizers import load_state
 from fedprompt.interfaces import Codec, Message, Method, Round, State, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
@@ -145,22 +144,28 @@ def run_rounds(
     check.instance("start", start, Round | None, "be a Round or None")
     check.flag("share", share)
     folder = None if states is None else path_of("states", states, of="folder")
-    given = method, data, images, group, iter(cohorts), share, seed_of(method), folder
+    given = method, data, images, group, _unspent(cohorts), share, seed_of(method), folder
     engine = _Engine(*given)
     first = start or Round(-1, method.server.state, {})
     first.check_made_by(method, "start")
     check.count("start.server_round", first.server_round, at_least=-1)
     check.names("start.clients", first.clients, "map ids of clients, as strings, to states")
-    now: Round | None
-    with kept_streams():
-        engine, now = engine.begun(first._replace(origin=method.origin))
+    engine, now = engine.begun(first._replace(origin=method.origin))
     del start, first  # their states are freed when no later round has them
-    while True:
+    while (clients := engine.drawn(now.server_round + 1)) is not None:
         with kept_streams():
-            now = engine.next(now)
-        if now is None:
-            return
+            now = engine.next(now, clients)
         yield now
+
+
+def _unspent(cohorts: Iterable[Iterable[int]]) -> Iterator[Iterable[int]]:
+    """Yield cohorts. An iterator that has none was used up by another run."""
+    first = object()
+    found = iter(cohorts)
+    cohort: Any = next(found, first)
+    rule, got = "be a list, or a new iterator for each run", "an iterator that has ended"
+    check.require(cohort is not first or found is not cohorts, "cohorts", rule, got)
+    yield from () if cohort is first else chain([cohort], found)
 
 
 def moved(
@@ -320,11 +325,11 @@ class _DecodedSums(NamedTuple):
     decoded: Callable[[int, Any], Message]
 
     def add(self, client: int, payload: Any) -> None:
-        self.sums.add(client, self.decoded(client, payload))
+        self.sums.add(client, self.decoded(client, copied(payload)))
 
-    def end(self, server_round: int) -> State:
-        state: State = self.sums.end(server_round)
-        return state
+    def end(self, server_round: int, state: State) -> State:
+        ended: State = self.sums.end(server_round, state)
+        return ended
 
 
 def _moved(changes: Any, answer: Message) -> Message:
@@ -419,7 +424,7 @@ class _Engine(NamedTuple):
             if missing := sorted(c for c in away if is_here(c, self.group)):
                 rule = "have the states of this rank's clients" if self.group else _ALL_STATES
                 raise check.wrong("start", rule, f"none of client {missing[0]}")
-            with _noted("the rounds up to `start`"):
+            with noted("the rounds up to `start`"):
                 deque(islice(self.cohorts, first), maxlen=0)
             here = [client for client in start.clients if is_here(int(client), self.group)]
             on_disk = not isinstance(start.clients, dict)  # and so of one run
@@ -437,11 +442,9 @@ class _Engine(NamedTuple):
         server = self._agreed(lambda: start.server, first)
         return self._replace(seed=starts[0][1]), start._replace(server=server, clients=found[0])
 
-    def next(self, now: Round) -> Round | None:
-        """Run a round, or return None at the end."""
+    def next(self, now: Round, clients: list[int]) -> Round:
+        """Run the next round with these clients."""
         now = now._replace(server_round=now.server_round + 1)
-        if (clients := self._drawn(now.server_round)) is None:
-            return None
         rank, world = rank_of(self.group)
         homes, hosts = (ranks_of(clients, world, share=guests) for guests in (False, self.share))
         now = moved(now, homes, hosts, self.group)
@@ -453,12 +456,15 @@ class _Engine(NamedTuple):
         tidy(now.clients)
         return now
 
-    def _drawn(self, server_round: int) -> list[int] | None:
-        """Return the next cohort, the same on all ranks, or None at the end on all ranks."""
+    def drawn(self, server_round: int) -> list[int] | None:
+        """Return the next cohort, the same on all ranks, or None at the end on all ranks.
+
+        An iterator of cohorts draws from the streams of the loop.
+        """
 
         def draw() -> list[int] | None:
             refuse_autocast("run_rounds")
-            with _noted(f"round {server_round}"):
+            with noted(f"round {server_round}"):
                 found = [nouns.cohort(each, server_round) for each in islice(self.cohorts, 1)]
             return found[0] if found else None
 
@@ -467,7 +473,7 @@ class _Engine(NamedTuple):
         self._check_same("cohorts", texts, server_round)
         cohort: list[int] | None = drawn[0]
         if cohort == [] and self.method.server.empty is None:
-            warnings.warn(_EMPTY, stacklevel=4)
+            warnings.warn(_EMPTY, stacklevel=3)
         return cohort
 
     def _exchange(self, clients: list[int], now: Round, calls: Calls) -> Round:
@@ -479,16 +485,16 @@ class _Engine(NamedTuple):
             nonlocal count
             payloads, seen = dict[int, Message | None](), dict[str, str]()
             for client in clients:
-                with _noted(f"client {client}, round {now.server_round}"):
+                with noted(f"client {client}, round {now.server_round}"):
                     payload, state = self._trained(client, now, calls)
                     states[str(client)] = state
                     if state:
                         seen[str(client)] = self.images(client)
                 if sums is None or payload is None:
-                    payloads[client] = payload
+                    payloads[client] = copied(payload)
                     continue
-                with _noted(f"server, round {now.server_round}; payload of client {client}"):
-                    sums.add(client, payload)
+                with noted(f"server, round {now.server_round}; payload of client {client}"):
+                    calls.add(sums, client, payload)
                 count += 1
             return {"payloads": payloads, "images": seen}
 
@@ -498,7 +504,7 @@ class _Engine(NamedTuple):
         known = {"images": {**now.images, **images}, "stateful": now.stateful | images.keys()}
         now = now._replace(clients=states, **known)
         if count:  # all payloads have been added
-            server = self._agreed(lambda: calls.summed(sums), now.server_round)
+            server = self._agreed(lambda: calls.summed(sums, now.server), now.server_round)
             return now._replace(server=server)
         payloads = {client: payload for client, payload in sent if payload is not None}
         return now._replace(server=self._stepped(payloads, now, calls))
@@ -520,7 +526,7 @@ class _Engine(NamedTuple):
             if payload is not None:
                 check_message("payload", payload)
             _check_state(state)
-        return copied(payload), copied(state)
+        return payload, copied(state)
 
     def _stepped(self, payloads: dict[int, Message], now: Round, calls: Calls) -> State:
         if not payloads and not self.method.server.empty:
@@ -541,16 +547,16 @@ class _Engine(NamedTuple):
         """Make a state of the server, which must be the same on all ranks."""
         made = list[State]()
 
-        def digest() -> str:
-            with _noted(f"server, round {server_round}"):
+        def described() -> str:
+            with noted(f"server, round {server_round}"):
                 state = make()
             with check.located(f"server, round {server_round}"):
                 _check_state(state)
             made.append(copied(state))
-            return hashlib.sha256(to_blob(state, "state")).hexdigest() if self.group else ""
+            return digest(state, "state") if self.group else ""
 
         what = "the state of the server"
-        digests = on_all_ranks(digest, server_round, group=self.group, what=what)
+        digests = on_all_ranks(described, server_round, group=self.group, what=what)
         self._check_same("server.state", digests, server_round)
         return made[0]
 
@@ -560,7 +566,7 @@ class _Engine(NamedTuple):
 
 
 @contextmanager
-def _noted(where: str) -> Iterator[None]:
+def noted(where: str) -> Iterator[None]:
     """Add a note to an error, whose type and text stay."""
     try:
         yield

@@ -8,6 +8,8 @@ import figures
 import pytest
 import write_pages
 
+from fedprompt.compare import records
+
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = DOCS / "results" / "tables"
 COLUMNS = {"own mix": "own", "bytes up": "bytes_up"}
@@ -19,12 +21,13 @@ STUDIES = {path.stem for path in figures.RECORDS.glob("*.jsonl")} - {"leakage"}
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_figures_are_those_of_the_tables(name):
-    partitions = {partition for partition, _ in figures.runs(name)}
+    found = records.read(figures.RECORDS / f"{name}.jsonl")
+    partitions = {record["partition"] for record in found}
     compared = 0
     for partition in partitions:
         with (TABLES / f"{name}-{partition}.csv").open() as file:
             for row in csv.DictReader(file):
-                for column in COLUMNS.keys() & row.keys():
+                for column in [name for name in COLUMNS if row.get(name)]:
                     key = f"{name}/{partition}; {row['row']}; {COLUMNS[column]}"
                     assert figures.figure(key) == row[column], key
                     compared += 1
@@ -59,6 +62,21 @@ def test_a_trace_names_the_line_of_each_run():
         for value, number in re.findall(r"([\d.]+) \(line (\d+),", line):
             assert f'"seed": {seed},' in written[int(number) - 1]
             assert f'"own": {value},' in written[int(number) - 1]
+
+
+def test_every_result_has_the_most_frequent_class():
+    """The row stands in each table of rows, and its figures can be quoted."""
+    for path in sorted(TABLES.glob("*.csv")):
+        rows = [line["row"] for line in csv.DictReader(path.read_text().splitlines())]
+        assert "Most frequent class" in rows, path
+    assert figures.figure("solar/deep-labels; Most frequent class; full") == "59.9 ± 0.4"
+
+
+def test_a_figure_of_runs_with_bits_has_the_error_of_test_images():
+    key = "which-when/example; FedLoRA"
+    shown, *_ = figures.parts(key)
+    assert shown.figure("FedLoRA", "own").parts is not None
+    assert figures.figure(key) == "52.9 ± 6.0"  # over seeds alone 5.5
 
 
 def test_a_stale_figure_is_replaced():

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import fedprompt as fp
 import photographs
@@ -56,13 +57,24 @@ def sides(seed: int, *domains: str, on_canvases: bool = False) -> list[Images]:
     return [Images(train, split.train_labels[order], truth), Images(test, split.test_labels, known)]
 
 
+def tested(seed: int) -> Tensor:
+    """Return the numbers of the test images of :func:`sides`, which differ between seeds."""
+    return samples.digits(seed, domain=lambda images: torch.arange(len(images))).test_images
+
+
 def mnist(seed: int) -> list[Images]:
     """Split the digits of MNIST, small, three to one."""
     data = photographs.mnist()
     images = F.interpolate(data.images.float() / 255, (IMAGE_SIZE, IMAGE_SIZE), mode="area")
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    parts = order.split(len(order) * 3 // 4)
-    return [Images(images, data.labels, data.domains).at(part) for part in parts]
+    found = Images(images, data.labels, data.domains)
+    return [found.at(part) for part in mnist_order(seed)]
+
+
+def mnist_order(seed: int) -> tuple[Tensor, ...]:
+    """Return the numbers of the training and the test images of MNIST."""
+    count = len(photographs.mnist().labels)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order.split(count * 3 // 4)
 
 
 VIT = {
@@ -107,7 +119,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     division = dict(chosen["division"])
     owned = divided(train, rng=rng, mix=mix if division.pop("mixed", False) else None, **division)
     made = build(chosen["models"], augmented=bool(domains))
-    return trial(made, train, test, owned, seed=seed, **chosen["budget"]).shrunk(machine.shrink)
+    fields = {"seed": seed, "places": tested(seed) if domains else mnist_order(seed)[1]}
+    return trial(made, train, test, owned, **fields, **chosen["budget"]).shrunk(machine.shrink)
 
 
 @torch.no_grad()

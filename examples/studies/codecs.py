@@ -11,7 +11,7 @@ from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Codec, Message, Payload
 from fedprompt.methods import VitSetting
 from studies import digits
-from studies.ablations import VIT, sides
+from studies.ablations import VIT, sides, tested
 from studies.core import Machine, Row, divided, task, trial
 
 
@@ -67,7 +67,8 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     shards = divided(train, "dirichlet", 5, np.random.default_rng(seed), **how)
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}
-    return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
+    budget |= {"seed": seed, "places": tested(seed)}
+    return trial(build, train, test, shards, **budget).shrunk(machine.shrink)
 
 
 TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}

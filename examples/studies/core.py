@@ -24,7 +24,13 @@ from studies.controls import CONTROLS
 FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
 """Learning rate of projections and heads, a hyperparameter of the setting of a row."""
-COLUMNS = {"full": "all test images", "own": "own mix", "worst": "worst client"}
+COLUMNS = {
+    "full": "all test images",
+    "balanced": "all, balanced",
+    "own": "own mix",
+    "own_balanced": "own mix, balanced",
+    "worst": "worst client",
+}
 
 
 def content(name: str) -> dict[str, Any]:
@@ -189,6 +195,7 @@ def trial(
     newcomers: int = 0,
     domain_names: Sequence[str] = ("",),
     own: Sequence[Tensor] | None = None,
+    places: Tensor | None = None,
     **fields: Any,
 ) -> Trial:
     """Make the trial of clients, the last of which never train.
@@ -203,6 +210,8 @@ def trial(
         newcomers: Number of clients that never train.
         domain_names: Names of the domains.
         own: Positions of each client's test images, in place of its mix.
+        places: Number of each test image, the same in all seeds. If None, no image is in the tests
+            of two seeds.
         fields: Further fields of the setting; without `num_classes`, there are ten classes.
     """
     first = len(shards) - newcomers
@@ -219,7 +228,8 @@ def trial(
         mixes = {client: cells[part].bincount(minlength=count) for client, part in owned.items()}
         known = test.cells(setting.num_classes)
         tests = HeldOut(test.pixels, test.labels, cells=known, mixes=mixes)
-    places = torch.arange(len(test.labels)) + 10**6 * setting.seed  # of a seed alone
+    if places is None:
+        places = torch.arange(len(test.labels)) + 10**6 * setting.seed
     names = [*map(str, owned)]
     return Trial(setting, federation, tests, places, range(first, len(shards)), names)
 

@@ -71,6 +71,7 @@ def make(
     fields |= {name: value for name, value in row.values.items() if name == HEAD_RATE}
     fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
     fields |= {"seed": seed, "public": public, "newcomers": NUM_NEWCOMERS}
+    fields["places"] = torch.arange(len(test.labels))
     return trial(build, train, test, owned, **fields).shrunk(machine.shrink)
 
 

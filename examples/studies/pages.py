@@ -11,6 +11,7 @@ import numpy as np
 from fedprompt.compare import intervals, tables
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.records import NAMED, Record, newest
+from fedprompt.compare.rows import CONSTANT
 from fedprompt.compare.runs import bits_of
 from fedprompt.compare.tables import COSTS, WIDTH, View, percent, table
 from studies.core import Task, content
@@ -25,10 +26,15 @@ COLORS = plt.get_cmap("Dark2").colors  # of the eight best points, in the legend
 
 
 def view(found: Sequence[Record], task: Task, partition: str, folder: Path) -> View:
-    """Return the table of a partition, with the bits of a folder."""
+    """Return the table of a partition, with the bits of a folder.
+
+    Columns that only the most frequent class has, beside earlier runs, are left out.
+    """
     title = f"{task.title}, {task.partitions[partition]}"
-    same = {"columns": task.columns, "compared": task.compared, "references": task.references}
     listed = [record for record in newest(found) if record["partition"] == partition]
+    known = {name for record in listed if record["row"] != CONSTANT for name in record}
+    same = {"compared": task.compared, "references": task.references}
+    same["columns"] = {name: words for name, words in task.columns.items() if name in known}
     return View(title, partition, listed, bits=bits_of(folder, listed, {}), **same)
 
 
@@ -51,17 +57,20 @@ def quoted(shown: View, name: str, partition: str) -> list[str]:
 
 
 def _gain(shown: View, rows: Sequence[str], column: str) -> Figure | None:
-    """Return A - B of two rows, or (A - B) - (C - D) of four."""
-    sides = [shown.difference(*rows[at : at + 2], column) for at in range(0, len(rows), 2)]
-    if None in sides:
+    """Return A - B of two rows, or (A - B) - (C - D) of four, over their common seeds."""
+    figures, seeds = [shown.figure(row, column) for row in rows], [*map(shown.seeds, rows)]
+    common = sorted(set.intersection(*map(set, seeds)))
+    if None in figures or not common:
         return None
-    return sides[0] if len(sides) == 1 else sides[0] - sides[1]
+    pairs = zip(figures, seeds, strict=True)
+    first, second, *others = (each.at([*map(of.index, common)]) for each, of in pairs)
+    return first - second - (others[0] - others[1]) if others else first - second
 
 
 def save_all(found: Sequence[Record], name: str, task: Task, folder: Path, bits: Path) -> None:
     """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}-values.md").write_text(tables.hyperparameters(found) + "\n")
+    (folder / f"{name}-values.md").write_text(tables.hyperparameters(newest(found)) + "\n")
     for partition in dict.fromkeys(record["partition"] for record in found):
         shown, stem = view(found, task, partition, bits), f"{name}-{partition}"
         (folder / f"{stem}.md").write_text(f"{report(shown, task, partition)}\n")

@@ -107,7 +107,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     shards = divided(images.at(train), "pathological", 10, rng, **shots)
     budget = {"rounds": 10, "epochs": 5, "cohort_size": 10, "batch_size": 32}
     build = partial(Setting, make_optimizer=torch.optim.Adam, **budget)
-    made = trial(build, images.at(train), images.at(test), shards, seed=seed)
+    made = trial(build, images.at(train), images.at(test), shards, seed=seed, places=test)
     return made.shrunk(machine.shrink)
 
 

@@ -91,7 +91,7 @@ def make(
     data, train, test = split(task, division, seed, validate)
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
-    public, train, test = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), data.at(test)
+    public, train, places = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), test
     shards = shards_of(division, train, num_classes, np.random.default_rng(seed))
     where = task, division.shifted, division.num_images
     trunks = [NETWORKS[name](where, machine) for name in division.networks]
@@ -101,8 +101,9 @@ def make(
     made = trial(
         PhotographSetting,
         train,
-        test,
+        data.at(places),
         shards,
+        places=places,
         newcomers=division.num_newcomers,
         num_classes=num_classes,
         rounds=-(-division.rounds // 2) if validate else division.rounds,

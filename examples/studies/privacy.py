@@ -14,14 +14,15 @@ from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from studies import digits
-from studies.ablations import sides
+from studies.ablations import sides, tested
 from studies.core import Machine, Row, divided, task, trial
 
-PRIVATE, PLAIN = 3.0, 0.9  # learning rates
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
+RATES = [0.9, 100.0, 10.0, 3.0, 0.9]
+"""Learning rate of each row, chosen by validation."""
 ROWS = [
-    Row(title, "fedvpt_d", {"learning_rate": PLAIN if epsilon is None else PRIVATE})
-    for title, epsilon in EPSILONS.items()
+    Row(title, "fedvpt_d", {"learning_rate": rate})
+    for title, rate in zip(EPSILONS, RATES, strict=True)
 ]
 
 
@@ -65,14 +66,22 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
-    """Make five clients with 240 images each and one network."""
+    """Make five clients with 240 images each and one network.
+
+    With `validate`, they have 180, and a quarter of the training images are the tests.
+    """
     train, test = sides(seed, "inverted_rotated")
+    places = tested(seed)
+    if validate:
+        places = torch.arange(len(train.labels)) % 4 == 0
+        train, test, places = train.at(~places), train.at(places), places.nonzero()[:, 0]
     few = divided(train, "iid", 5, np.random.default_rng(seed), most=240)
     steps = {"make_optimizer": torch.optim.SGD, "augment": augment}
     steps["schedule"] = lambda progress: (1 + np.cos(np.pi * progress)) / 2
     build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4, **steps)
     budget = {"rounds": 10, "steps": 4, "cohort_size": 5, "batch_size": 48}
-    return trial(build, train, test, few, seed=seed, **budget).shrunk(machine.shrink)
+    budget |= {"seed": seed, "places": places}
+    return trial(build, train, test, few, **budget).shrunk(machine.shrink)
 
 
 def causes(partition: str, row: Row) -> Causes:

@@ -60,16 +60,20 @@ class _Pack:
         self.forms = list(map(form_of, entries.values()))
         self.shapes = [(value.shape, weight.shape) for value, weight in entries.values()]
         self.like = Weighted._make(part.new_empty(()) for part in next(iter(entries.values())))
-        columns = list(zip(*entries.values(), strict=True))
-        self.joins = [_join(parts) for parts in columns]
-        self.value, self.weight = (torch.zeros_like(widened(flat)) for flat in self._flat(columns))
+        self.joins = [_join(parts) for parts in zip(*entries.values(), strict=True)]
+        self.sizes = [[shape.numel() for shape in each] for each in zip(*self.shapes, strict=True)]
+        self.value, self.weight = (
+            widened(part.new_zeros(sum(sizes)))
+            for part, sizes in zip(self.like, self.sizes, strict=True)
+        )
         repeats = [
-            value.shape[weight.ndim :].numel()
-            for value, weight in entries.values()
+            value[len(weight) :].numel()
+            for value, weight in self.shapes
             for _ in range(weight.numel())
         ]
-        rows = torch.arange(len(repeats)).repeat_interleave(torch.tensor(repeats))
-        self.rows = rows.to(self.value.device)
+        self.repeats: Tensor | int = torch.tensor(repeats, device=self.value.device)
+        if len(set(repeats)) == 1:
+            self.repeats = repeats[0]
 
     def added(self, payload: Mapping[str, Weighted]) -> bool:
         """Add a payload, and return True, if it has these entries and all sums are finite."""
@@ -77,7 +81,7 @@ class _Pack:
         if not all(map(_is_entry, entries)) or list(map(form_of, entries)) != self.forms:
             return False
         value, weight = map(widened, self._flat(zip(*entries, strict=True)))
-        value_sum = (value * weight.index_select(0, self.rows)).add_(self.value)
+        value_sum = (value * self._of_values(weight)).add_(self.value)
         weight_sum = self.weight + weight
         # One synchronization checks everything. The root of a negative weight is NaN.
         checksum = value_sum.sum() + weight_sum.sum() + weight.sqrt().sum()
@@ -85,6 +89,11 @@ class _Pack:
             return False
         self.value, self.weight = value_sum, weight_sum
         return True
+
+    def _of_values(self, weight: Tensor) -> Tensor:
+        """Repeat the weight of each row for its values."""
+        size = len(self.value) if isinstance(self.repeats, Tensor) else None
+        return weight.repeat_interleave(self.repeats, output_size=size)
 
     def _flat(self, columns: Iterable[tuple[Tensor, ...]]) -> Iterator[Tensor]:
         """Return all values and all weights, each as one vector."""
@@ -101,17 +110,19 @@ class _Pack:
 
     def result(self) -> dict[str, Weighted]:
         """Return the mean of each name. Entries share no memory."""
-        weight = self.weight.index_select(0, self.rows)  # of each value
+        weight = self._of_values(self.weight)
         mean = as_entry(quotient(self.value, weight), weight, like=self.like).value
         rows = as_entry(self.weight, self.weight, like=self.like).weight
         return self._parts(mean, rows)
 
     def _parts(self, value: Tensor, weight: Tensor) -> dict[str, Weighted]:
         """Divide packed values and weights into copies for their names."""
+        copies: Any = torch.split_with_sizes_copy  # its annotation has no result
         columns = [
-            [part.clone().view(shape) for part, shape in zip(parts, shapes, strict=True)]
-            for shapes, tensor in zip(zip(*self.shapes, strict=True), (value, weight), strict=True)
-            for parts in [torch.split(tensor, [shape.numel() for shape in shapes])]
+            map(Tensor.view, copies(packed, sizes), shapes)
+            for packed, sizes, shapes in zip(
+                (value, weight), self.sizes, zip(*self.shapes, strict=True), strict=True
+            )
         ]
         return dict(zip(self.names, map(Weighted._make, zip(*columns, strict=True)), strict=True))
 

@@ -69,9 +69,10 @@ class RowRule(ABC):
         check.shape("mean.value", mean.value, previous.shape, "`previous`")
         check_state(state, True)
         previous = previous.detach()
-        mean = Weighted._make(part.detach().to(previous.device) for part in mean)
         if all_known:
-            return self.update(previous, mean.value.clone(), state)  # it may be written
+            value = mean.value.detach().to(previous.device, copy=True)  # it may be written
+            return self.update(previous, value, state)
+        mean = Weighted._make(part.detach().to(previous.device) for part in mean)
         rows = mean.rows
         known = torch.where(rows, mean.value, 0.0)
         new, after = self.update(torch.where(rows, previous, 0), known, state)

@@ -155,16 +155,15 @@ class _Mean(_Step):
 
 
 class _Sums:
-    def __init__(self, step: _Step, state: State) -> None:
-        self.step, self.state = step, state
-        self.sums = PayloadSums(RowSums)
+    def __init__(self, step: _Step, begun: State) -> None:
+        self.step, self.begun, self.sums = step, begun, PayloadSums(RowSums)
 
     def add(self, client: int, payload: Any) -> None:
-        whole = self.step.whole(client, payload, self.state)
+        whole = self.step.whole(client, payload, self.begun)
         self.sums.add(f"payloads[{client}]", whole)
 
-    def end(self, server_round: int) -> State:
-        return self.step.updated(self.sums.result(), self.state)
+    def end(self, server_round: int, state: State) -> State:
+        return self.step.updated(self.sums.result(), state)
 
 
 def _check_state(state: object) -> None:

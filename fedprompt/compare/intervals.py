@@ -231,33 +231,3 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
 def starred(differences: Sequence[Figure]) -> list[bool]:
     """Return which differences are not 0 after Holm's correction for all of them."""
     return holm([float(interval(difference).p_value) for difference in differences])
-
-
-def gains(
-    differences: Sequence[Figure], to_constant: Sequence[Figure], balanced: Sequence[Figure]
-) -> list[bool]:
-    """Return which rows are shown to be better than a reference and than a constant prediction.
-
-    Images without any information, and short runs, give models that predict one class. Such a
-    model can be above a reference. So a gain must hold against the row "most frequent class",
-    too, in accuracy and in balanced accuracy. Each family of differences has its own correction
-    by Holm.
-
-    Args:
-        differences: Paired difference of each row to its reference.
-        to_constant: Paired difference of each row to the most frequent class, in accuracy.
-        balanced: The same in balanced accuracy.
-
-    Example:
-        The first row is above the reference and always says the most frequent class.
-
-        >>> rows = [Figure(np.array(values)) for values in ([0.1, 0.11, 0.1], [0.2, 0.21, 0.2])]
-        >>> zero, more = Figure(np.zeros(3)), Figure(np.array([0.3, 0.31, 0.3]))
-        >>> gains(rows, [zero, more], [zero, more])
-        [False, True]
-    """
-    held = [
-        [star and float(each.values.mean()) > 0 for star, each in zip(starred(of), of, strict=True)]
-        for of in (differences, to_constant, balanced)
-    ]
-    return [all(row) for row in zip(*held, strict=True)]

@@ -16,7 +16,7 @@ from fedprompt.compare import ranks
 from fedprompt.compare.intervals import contributions
 from fedprompt.compare.problems import Measured
 from fedprompt.compare.records import Record
-from fedprompt.compare.trials import Trial
+from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods import HeldOut, counted_passes, evaluate
 
@@ -184,6 +184,9 @@ def _tested(trial: Trial) -> Bits:
             }
         table = torch.stack([mixes[client].double() for client in clients])
         weights = (table / cells.bincount(minlength=table.shape[1]).clamp(min=1))[:, cells]
+        if none := [c for c, sum_ in zip(clients, weights.sum(1), strict=True) if not sum_]:
+            rule = "have a class, or a cell, of each client"
+            raise CompareError(f"The tests must {rule}; got none of clients {none}.")
     return {"labels": labels.numpy(), "places": trial.places.numpy(), "weights": weights.numpy()}
 
 
@@ -249,9 +252,13 @@ def uses(trial: Trial) -> dict[str, list[float]]:
     share = (setting.cohort_size or len(sizes)) / len(sizes)
     batches = setting.steps
     rounds = setting.rounds * share
+    ends = sizes[0], sizes[-1]
     if batches is None:
-        return {"uses": [rounds * (1.0 if setting.epochs is None else setting.epochs)] * 2}
-    each = [min(setting.batch_size, size) / size for size in (sizes[0], sizes[-1])]
+        batches = 1 if setting.epochs is None else setting.epochs
+        whole = setting.batch_size if setting.drop_last else 1
+        each = [(size // whole * whole or size) / size for size in ends]
+    else:
+        each = [min(setting.batch_size, size) / size for size in ends]
     return {"uses": [rounds * batches * share for share in each]}
 
 

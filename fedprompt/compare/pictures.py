@@ -49,7 +49,7 @@ def _draw(axes: Any, view: View, column: str) -> None:
         axes.axvline(
             100 * constant.values.mean(), color=LINE, linestyle="--", label=CONSTANT.lower()
         )
-        axes.legend(loc="lower right", frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False)
     axes.set_yticks(range(len(titles)), titles)
     axes.invert_yaxis()
     axes.set(xlabel=f"{view.columns[column]}, %", title=view.partition)

@@ -175,10 +175,20 @@ def _values(entry: Entry, text: str) -> dict[str, Any]:
         if name not in entry.defaults:
             known = ", ".join(entry.defaults) or "none"
             raise CompareError(f"`methods` must give values of {entry.name}: {known}; got {name}.")
+        if name in found:
+            raise CompareError(f"`methods` must give a value of {entry.name} once; got {pair}.")
         try:
-            found[name] = ast.literal_eval(value)
+            read = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name] = value
+            read = value
+        usual, kind = entry.defaults[name], type(entry.defaults[name])
+        if isinstance(usual, int | float) and type(read) not in {
+            int if kind is float else kind,
+            kind,
+        }:
+            rule = f"be of type {kind.__name__}, as {usual}"
+            raise CompareError(f"`methods`: {name} of {entry.name} must {rule}; got {value!r}.")
+        found[name] = read
     return found
 
 

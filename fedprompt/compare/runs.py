@@ -24,6 +24,7 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 import fedprompt as fp
+from fedprompt._threads import one_thread
 from fedprompt.compare import classifier, measure, ranks, records, rows, stamps
 from fedprompt.compare.measure import Bits, Finished
 from fedprompt.compare.problems import Measured, Problem
@@ -125,14 +126,13 @@ def file_name(name: str) -> str:
     return clean if clean == name else f"{clean}-{stamps.digest(name)[:4]}"
 
 
+@one_thread()
 def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> tuple[Record, Bits]:
     """Run a row and a seed in this process, and write its bits and its classifiers.
 
     It has one thread, so that sums are rounded the same on every machine, and as many afterwards
     as before.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         trial = one.made()
         method, done = _finished(one, trial, progress)
@@ -148,8 +148,6 @@ def run(one: Run, progress: Callable[[float], object] = lambda share: None) -> t
         return named | records.origin() | records.rounded(done.figures) | unsaved, done.bits
     except SystemExit as error:  # which would end the others, too
         raise RuntimeError(line_of(error)) from error
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _finished(

@@ -194,12 +194,18 @@ class View:
         return {title: each for title, each in made.items() if each is not None}
 
     def above(self, column: str, titles: Sequence[str]) -> list[bool]:
-        """Return which rows are better than the most frequent class, also in balanced accuracy."""
+        """Return which rows are better than the most frequent class, also in balanced accuracy.
+
+        If a run does not have the balanced accuracy of the same tests, that of all test images
+        takes its place.
+        """
         if CONSTANT not in self.by_row:
             return [False] * len(titles)
         held = []
-        for name in (column, column if column.endswith("_balanced") else balanced(column)):
-            found = [self.difference(title, CONSTANT, name) for title in titles]
+        pair = column if column.endswith("balanced") else balanced(column)
+        for names in ([column], [pair, "balanced"]):
+            sides = [[self.difference(title, CONSTANT, name) for name in names] for title in titles]
+            found = [next((each for each in side if each is not None), None) for side in sides]
             known = [each for each in found if each is not None and len(each.values) >= FEWEST]
             stars = dict(zip(map(id, known), intervals.starred(known), strict=True))
             held.append([stars.get(id(e), False) and e.values.mean() > 0 for e in found])  # type: ignore[union-attr]
@@ -254,11 +260,11 @@ class View:
     def notes(self) -> list[str]:
         """Return the paragraphs below the table."""
         found = []
-        one = [
-            title
-            for title, seeds in self.by_row.items()
-            if title != CONSTANT and all(record.get("predicted") == 1 for record in seeds)
-        ]
+        one = []
+        for title in [title for title in self.by_row if title != CONSTANT]:
+            same = [record.get("predicted") == 1 for record in self.by_row[title]]
+            where = "" if all(same) else f" (in {sum(same)} of {len(same)} seeds)"
+            one += [f"{title}{where}"] * any(same)
         if one:
             found.append(
                 f"Models of these rows predict one class for every image: {', '.join(one)}."
@@ -272,10 +278,26 @@ class View:
                 f"In a run, an image of the smallest client is used {low:.1f} times, and an image "
                 f"of the largest client {high:.1f} times."
             )
-        shown = [self.figure(title, self.compared[0]) for title in self.by_row]
-        if any(each is not None and each.parts is None for each in shown):
-            found.append("Intervals are over seeds alone, where a run has no bits of its tests.")
-        return found
+        return [*found, *self._over_seeds()]
+
+    def _over_seeds(self) -> list[str]:
+        """Say which intervals do not have the error of test images."""
+
+        def lacks(title: str, name: str) -> bool:
+            shown = self.figure(title, name)
+            return shown is not None and shown.parts is None
+
+        rows = [title for title in self.by_row if title != CONSTANT]
+        if max(map(len, self.by_row.values())) < 3:
+            return []  # without intervals
+        known = [title for title in rows if not lacks(title, self.compared[0])]
+        alone = "over seeds alone"
+        if not known:
+            return [f"Intervals are {alone}."]
+        if len(known) < len(rows):
+            return [f"Intervals are {alone}, except in and between these rows: {', '.join(known)}."]
+        words = [each for name, each in self.columns.items() if any(lacks(t, name) for t in rows)]
+        return [f"Intervals of these columns are {alone}: {', '.join(words)}."] if words else []
 
     def advice(self) -> str:
         """Recommend a row for the clients' images, and a row for one model of all test images."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn as nn
+from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt import _casts
@@ -49,9 +50,10 @@ class Calls(NamedTuple):
 
     def answer(self, client: int, state: Any) -> Any:
         """Return the server's answer, which shares no memory with its state."""
-        own = copied(state)
+        copies: dict[int, Tensor] = {}
+        own = copied(state, copies)
         self._begin("answer", client)
-        return copied(self.method.server.answer(client, own), given=own)
+        return copied(self.method.server.answer(client, own), copies)
 
     def train(self, client: int, data: Any, answer: Any, state: Any) -> Any:
         """Return what the client function returns for an answer that is its own."""
@@ -69,12 +71,18 @@ class Calls(NamedTuple):
     def sums(self, state: Any) -> Any:
         """Begin a step that adds payloads as they come, or return None if the server has none."""
         begin = getattr(self.method.server.step, "begin", None)
-        return begin and begin(copied(state))
+        return begin and begin(state)
 
-    def summed(self, sums: Any) -> Any:
+    def add(self, sums: Any, client: int, payload: Any) -> None:
+        """Add a payload to sums, which read it as plain tensors and keep nothing of it."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            sums.add(client, payload)
+
+    def summed(self, sums: Any, state: Any) -> Any:
         """Return the next state of the server after all payloads were added."""
+        state = copied(state)
         self._begin("step")
-        return sums.end(self.server_round)
+        return sums.end(self.server_round, state)
 
     def predict(self, client: int, data: Any, answer: Any, state: Any) -> nn.Module:
         """Return the prediction of a client for an answer that is its own."""

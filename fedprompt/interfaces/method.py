@@ -5,9 +5,10 @@ Every engine runs the same objects: one process, ranks, Flower.
 
 from __future__ import annotations  # signatures have the short names of types
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
+from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import torch.nn as nn
@@ -147,7 +148,8 @@ class Method(_MethodParts):
             clients and the cohorts follow from it. Functions with ``methods.register`` fill it. If
             None, the data are yours.
         name: Name and plain values, such as "fedprox(learning_rate=0.01)", by which its rounds are
-            told from others. Functions with ``methods.register`` fill it.
+            told from others. Functions with ``methods.register`` fill it. If empty, the names of
+            the client function and the server's step, with the numbers that they were made with.
 
     Example:
         The mean of numbers that clients hold. A prediction is a module.
@@ -190,6 +192,7 @@ class Method(_MethodParts):
         check.optional(check.function, "form", form, DECODES)
         check.instance("wrappers", wrappers, tuple, "be a tuple of names")
         check.instance("name", name, str, "be a string")
+        name = name or f"{_told(client)} and {_told(server.step)}"
         parts = client, server, predict, exchanges, form, wrappers, setting, name
         return super().__new__(cls, *parts)
 
@@ -202,6 +205,28 @@ class Method(_MethodParts):
         described: Callable[[], dict[str, str]] = getattr(self.setting, "described", dict)
         wrappers = [name for name in self.wrappers if name != "counted"]
         return {"method": self.name, "wrappers": ", ".join(wrappers), **described()}
+
+
+def _told(part: Any, level: int = 0) -> str:
+    """Describe a function by its name, and by the numbers and functions that it was made with."""
+    function = getattr(part, "__func__", part)
+    name = getattr(function, "__qualname__", type(part).__qualname__)
+    owner = None if isinstance(part, BuiltinFunctionType) else getattr(part, "__self__", part)
+    found = {} if isinstance(owner, FunctionType) else {**getattr(owner, "__dict__", {})}
+    if isinstance(part, partial):
+        name, found = _told(part.func, level), {**dict(enumerate(part.args)), **part.keywords}
+    elif isinstance(function, FunctionType):
+        options = inspect.signature(function).parameters.values()
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found |= {option.name: option.default for option in options}
+        found |= {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+    texts = {}
+    for key, value in found.items():
+        if type(value) in (int, float):
+            texts[key] = f"{value:.6g}"
+        elif level < 2 and (isinstance(value, FunctionType | partial) or hasattr(value, "stepped")):
+            texts[key] = _told(value, level + 1)
+    return f"{name}({', '.join(f'{key}={text}' for key, text in texts.items())})" if texts else name
 
 
 class _Parts(NamedTuple):

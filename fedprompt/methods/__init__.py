@@ -6,7 +6,7 @@ the changelog. Only the signature is stable. ``import fedprompt`` does not impor
 
 # Type checkers read the names written in `__all__`, and for methods, which are not, the `as`.
 from fedprompt.methods.attack import backdoored
-from fedprompt.methods.audit import Audit, check_messages
+from fedprompt.methods.audit import check_messages
 from fedprompt.methods.cocoop import cocoop as cocoop
 from fedprompt.methods.coop import coop as coop
 from fedprompt.methods.ditto import ditto as ditto
@@ -104,7 +104,6 @@ __all__ = [
     "NetworkSetting",
     "Setting",
     "VitSetting",
-    "Audit",
     "averaged",
     "backdoored",
     "check_messages",

@@ -1,51 +1,34 @@
 """An audit: whether messages are all that crosses between clients."""
 
-import hashlib
 import os
 import pickle
+import select
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import module_from_spec, spec_from_file_location
-from io import BytesIO
-from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
-import fedprompt._nouns as nouns
+import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt._files import IN_A_FILE, function_at
 from fedprompt._own_copies import copied
-from fedprompt._random_streams import present_run
-from fedprompt._trees import to_blob
+from fedprompt._threads import one_thread
+from fedprompt._trees import digest
 from fedprompt.interfaces import Method
 from fedprompt.methods.setting import ClientData, Federation, Setting
-from fedprompt.rounds import run_rounds
 
-__all__ = ["Audit", "check_messages"]
+__all__ = ["check_messages"]
 
-_IN_A_FILE = "be a function at the top of a file, or its place, such as 'mine.py:method'"
 _SHIPPED = "have functions at the top of files alone, because another process imports them"
-
-
-class Audit(NamedTuple):
-    """Extent of an audit that found nothing.
-
-    Attributes:
-        repeats: Number of calls that were repeated.
-        forked: Whether one process was forked for each client. If False, each started anew.
-    """
-
-    repeats: int
-    forked: bool
 
 
 def check_messages(
     method: "str | Callable[..., Method]", setting: "Setting", federation: "Federation"
-) -> "Audit":
+) -> int:
     """Check that a client reads nothing of other clients but what the server answers.
 
     All rounds run once. Then all calls are repeated for each client, in a process that has the data
@@ -55,7 +38,8 @@ def check_messages(
     payloads of the first run. Clients and server are those of two methods.
 
     The processes never had the data of others: a helper is started once, imports this library, and
-    is forked for each client. Random numbers are as in each run, so honest dropout passes.
+    is forked for each client. Where a process cannot be forked, one is started for each client.
+    Random numbers are as in each run, so honest dropout passes.
 
     The audit finds mistakes. It cannot find data that the file of the method reads by itself, a
     secret in a file that is written once, nor a method that leaks later than these rounds or that
@@ -69,7 +53,7 @@ def check_messages(
         federation: Data of all clients, with a tensor of inputs. Small shards are enough.
 
     Returns:
-        Number of repeated calls, and whether they ran in forked processes.
+        Number of calls that were repeated.
 
     Raises:
         ValueError: If something else crosses; the text names the client, the round and what differs
@@ -84,83 +68,65 @@ def check_messages(
         ...     rounds=1, steps=1, cohort_size=2,
         ... )
         >>> federation = methods.Federation(split.train_images, split.train_labels, shards)
-        >>> methods.check_messages(methods.fedprox, setting, federation).repeats
+        >>> methods.check_messages(methods.fedprox, setting, federation)
         33
     """
     top = isinstance(method, FunctionType) and "<" not in method.__qualname__
-    check.require(top or isinstance(method, str), "method", _IN_A_FILE, check.kind(method))
+    check.require(top or isinstance(method, str), "method", IN_A_FILE, check.kind(method))
     check.instance("setting", setting, Setting, "be a Setting, such as VitSetting")
     check.instance("federation", federation, Federation, "be a Federation")
-    check.instance("federation.inputs", federation.inputs, Tensor, "be a tensor")
+    check.instance("federation.inputs", federation.inputs, torch.Tensor, "be a tensor")
     check.count("setting.rounds", setting.rounds)
-    setting = setting.completed(federation.shards)
+    public = copied(setting.public)  # without the memory that it is a view of
+    setting = replace(setting.completed(federation.shards), public=public)
     place = os.path.abspath(method) if isinstance(method, str) else method
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the processes, whose sums must be equal
-    try:
-        calls = _recorded(function_at(place)(setting), setting, federation)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread():  # as in the processes, whose sums must be equal
+        calls = _run(function_at(place)(setting), setting, federation)
     shipped = _pickled((place, setting))
     for client in federation.shards:
         noisy = _with_noise(federation, client, setting.num_classes)
-        if text := _repeated(_pickled((shipped, noisy, calls, client))):
+        if text := _sent(_pickled((shipped, noisy, calls, client))):
             raise check.wrong("method", "read nothing of other clients but messages", text)
-    return Audit(len(calls) * len(federation.shards), hasattr(os, "fork"))
+    return len(calls) * len(federation.shards)
 
 
-def function_at(place: Any) -> Callable[[Setting], Method]:
-    """Return the function at a place FILE:NAME; a function is returned as it is."""
-    if isinstance(place, str):
-        file, _, name = place.rpartition(":")
-        spec: Any = spec_from_file_location(Path(file).stem, file)
-        check.require(Path(file).is_file() and spec, "method", _IN_A_FILE, repr(place))
-        module = sys.modules.get(spec.name)
-        if getattr(module, "__file__", None) != spec.origin:  # its functions stay the same
-            module = sys.modules[spec.name] = module_from_spec(spec)
-            spec.loader.exec_module(module)
-        place = getattr(module, name, None)
-    check.function("method", place, _IN_A_FILE)
-    make: Callable[[Setting], Method] = place
-    return make
-
-
-def digest(result: Any, data: Any = None) -> str:
+def _digest(result: Any, data: Any) -> str:
     """Return the digest of a result; of a model, that of the logits of all inputs of a client."""
-    if data is not None:
+    if isinstance(result, torch.nn.Module):
         with torch.no_grad():
             result = result.eval()(data.own()[0])
-    return hashlib.sha256(to_blob({"": result}, "tree")).hexdigest()
+    return digest({"": result})
 
 
-def _recorded(method: Method, setting: Setting, federation: Federation) -> list[tuple[Any, ...]]:
-    """Return the calls of all rounds, and of the predictions after the last one.
+def _run(method: Any, setting: Any, federation: Any, client: Any = None, known: Any = ()) -> Any:
+    """Run all rounds and predict; return the digest of each call, and the payloads of clients.
 
-    A call is a name; seed, round and exchange; the client, if there is one; the other arguments;
-    and the digest of the result.
+    With a client, its calls and those of the server must be the known ones, and the other clients
+    send the known payloads.
     """
-    nouns.method(method)
-    calls: list[tuple[Any, ...]] = []
+    check.instance("method", method, Method, "be a Method(client, server, predict)")
+    calls, expected = list[tuple[str, Any]](), iter(known)
 
-    def watched(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(what: str, function: Callable[..., Any]) -> Any:
         def call(first: Any, *others: Any) -> Any:
-            known = first.id if isinstance(first, ClientData) else first
-            run, kept = present_run(), copied(others)
             result = function(first, *others)
-            found = digest(result, first if what == "predict" else None)
-            calls.append((what, run, known, kept, found))
+            calls.append((_digest(result, first), copied(result[0]) if what == "client" else None))
+            before, payload = next(expected, calls[-1])
+            if isinstance(first, ClientData) and client not in (None, first.id):
+                return (payload, result[1]) if what == "client" else result
+            if calls[-1][0] != before:
+                raise ValueError(f"another result of {what!r}")
             return result
 
         return call
 
-    server = method.server
-    answer, step = watched("answer", server.answer), watched("step", server.step)
-    client, predict = watched("train", method.client), watched("predict", method.predict)
-    parts: Any = {"client": client, "predict": predict, "setting": setting}
-    whole = method._replace(server=server._replace(answer=answer, step=step), **parts)
-    *_, last = run_rounds(whole, federation)
+    server = {name: watched(name, getattr(method.server, name)) for name in ("answer", "step")}
+    clients = {name: watched(name, getattr(method, name)) for name in ("client", "predict")}
+    parts: Any = {"server": method.server._replace(**server), "setting": setting}
+    method = method._replace(**clients, **parts)
+    *_, last = fp.run_rounds(method, federation)
     for number in federation.shards:
-        last.model(whole, federation, number)
+        last.model(method, federation, number)
     return calls
 
 
@@ -168,62 +134,80 @@ def _with_noise(federation: Federation, client: int, classes: int) -> Federation
     """Keep the data of one client; the others get noise, random labels and one input more."""
     draw: Any = {"generator": torch.Generator().manual_seed(client), "device": "cpu"}
     whole: Any = federation.inputs
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for other, shard in federation.shards.items():
-        noise = torch.rand(len(shard) + 1, *whole.shape[1:], **draw).to(whole)
-        labels = torch.randint(classes, (len(shard) + 1,), **draw).to(federation.labels)
-        own = whole[shard], federation.labels[shard]
-        pairs.append(own if other == client else (noise, labels))
-    inputs, labels = map(torch.cat, zip(*pairs, strict=True))
-    sizes = [len(part) for _, part in pairs]
-    parts = torch.split(torch.arange(len(labels), device="cpu"), sizes)
-    shards = dict(zip(federation.shards, parts, strict=True))
-    return replace(federation, inputs=inputs, labels=labels, shards=shards)
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles tensors alone, and not the memory that they are views of."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is Tensor and thing.untyped_storage().nbytes() > thing.nbytes:
-            own: Any = thing.clone(memory_format=torch.contiguous_format)
-            return own.__reduce_ex__(4)
-        return NotImplemented
+    own, size = federation.shards[client], max(map(len, federation.shards.values())) + 1
+    noise = torch.rand(size, *whole.shape[1:], **draw).to(whole)
+    guesses = torch.randint(classes, (size,), **draw).to(federation.labels)
+    places = torch.arange(len(own) + size, device="cpu")
+    found = {c: places[len(own) :][: len(shard) + 1] for c, shard in federation.shards.items()}
+    labels, found[client] = torch.cat([federation.labels[own], guesses]), places[: len(own)]
+    return replace(federation, inputs=torch.cat([whole[own], noise]), labels=labels, shards=found)
 
 
 def _pickled(thing: Any) -> bytes:
-    blob = BytesIO()
     try:
-        _Pickler(blob, 4).dump(thing)
+        blob = pickle.dumps(thing)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise check.wrong("setting", _SHIPPED, error) from error
-    check.require(b"__main__" not in blob.getvalue(), "setting", _SHIPPED, "the main program")
-    return blob.getvalue()
+    check.require(b"__main__" not in blob, "setting", _SHIPPED, "the main program")
+    return blob
 
 
 _LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft")
 """Packages that a helper imports once if they are in use, and not for each client."""
 
-_HELPERS: list["subprocess.Popen[bytes]"] = []
+
+_HELPERS = dict[bool, Any]()
 """The running helper, if there is one."""
 
 
-def _repeated(job: bytes) -> str:
+def _helper(forks: bool) -> "subprocess.Popen[bytes]":
+    names = ["fedprompt.methods.audit", *(name for name in _LARGE if name in sys.modules)]
+    command = [sys.executable, "-c", f"import {', '.join(names)}; {names[0]}.serve({forks})"]
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": path})
+
+
+def _sent(job: bytes) -> str:
     """Send a job to the helper, and return what it found."""
-    if not _HELPERS or _HELPERS[0].poll() is not None:
-        loaded = [name for name in _LARGE if name in sys.modules]
-        for ended in _HELPERS:
-            ended.communicate()  # closes its pipes
-        command = [sys.executable, "-m", "fedprompt.methods._repeats", *loaded]
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        path = os.pathsep.join(map(os.path.abspath, sys.path))
-        _HELPERS[:] = [subprocess.Popen(command, **pipes, env=os.environ | {"PYTHONPATH": path})]
-    there: Any = _HELPERS[0].stdin
-    back: Any = _HELPERS[0].stdout
+    helper: Any = _HELPERS.pop(forks := hasattr(os, "fork"), None) or _helper(forks)
     try:
-        there.write(job)
-        there.flush()
-        text: str = pickle.load(back)
+        helper.stdin.write(job)
+        helper.stdin.flush()
+        text: str = pickle.load(helper.stdout)
     except (BrokenPipeError, EOFError) as error:
+        helper.communicate()  # closes its pipes
         raise RuntimeError("The process that repeats the calls has ended.") from error
+    if forks:
+        _HELPERS[forks] = helper
+    else:
+        helper.communicate()
     return text
+
+
+def serve(forks: bool) -> None:
+    """Repeat the calls of a job. A process that forks does so for each job, until the pipe ends."""
+    results = os.dup(1)
+    os.dup2(2, 1)  # so that prints of a method are no results
+    while forks and select.select([0], [], []) and os.fork():
+        if os.wait()[1]:  # the pipe ended, or a method ended its process
+            return
+    torch.set_num_threads(1)
+    with open(0, "rb", closefd=False) as jobs:  # nothing was read before the fork
+        if jobs.peek(1):
+            os.write(results, pickle.dumps(_repeated(*pickle.load(jobs))))
+            os._exit(0)
+    os._exit(1)
+
+
+def _repeated(shipped: bytes, federation: Federation, calls: Any, client: int) -> str:
+    """Describe the first call with another result, or return an empty text."""
+    (place, setting), (_, another) = (pickle.loads(shipped) for _ in range(2))
+    method, other = (function_at(place)(each) for each in (setting, another))
+    method = method._replace(server=other.server)  # shares no variable with the clients
+    try:
+        _run(method, setting, federation, client, calls)
+    except Exception as error:  # also of a call that misses what the other side left behind
+        where = ", ".join(getattr(error, "__notes__", ["predictions"]))
+        return f"{type(error).__name__}: {error} ({where}; noise at all but client {client})"
+    return ""

@@ -113,7 +113,7 @@ def dpfpl(
         raise ValueError(f"`steps` must be at least 1 for DP-FPL, {got}.")
     model = setting.new_model()
     draw = setting.stream(0, purpose="private")
-    shared = model.context().detach()[0].clone()
+    shared = model.context.context.detach()[0].clone()
     new = torch.empty_like(shared, device="cpu").normal_(0, 0.02, generator=draw).to(shared)
     noisy_mean = partial(fp.privacy.noisy_mean, multiplier=noise_multiplier, max_norm=max_norm)
 

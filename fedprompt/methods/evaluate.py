@@ -31,7 +31,7 @@ from fedprompt.methods.models import ClipSetting
 from fedprompt.methods.registry import Prediction
 from fedprompt.methods.setting import Federation, Inputs, Setting, check_inputs, owned
 from fedprompt.methods.steps import take_step
-from fedprompt.rounds import moved, refuse_autocast
+from fedprompt.rounds import moved, noted, refuse_autocast
 from fedprompt.wire.gather import on_all_ranks, rank_of, ranks_of
 
 __all__ = ["Figures", "HeldOut", "counted_passes", "evaluate"]
@@ -519,7 +519,7 @@ class _Run:
             found = {}
             for client in (c for c in clients if hosts[c] == rank):
                 begin_streams(seed, now.server_round, 0, client, "evaluate")
-                with _casts.ended():
+                with noted(f"client {client}, round {now.server_round}"), _casts.ended():
                     found[str(client)] = measured(run, client)
             return found
 

@@ -42,7 +42,7 @@ class _Halves(nn.Module):
 @register("PromptFL + FedPer", **PERSONALIZED_CLIP, search=LEARNING_RATE)
 def promptfl_fedper(setting: ClipSetting, *, learning_rate: float = 5e-3) -> fp.Method:
     """PromptFL + FedPer."""
-    model = PromptedClassifier(setting, _Halves(setting.new_context()()[0]))
+    model = PromptedClassifier(setting, _Halves(setting.new_context().context.detach()[0]))
     first = fp.snapshot(model)
 
     def train(data, answer, state):

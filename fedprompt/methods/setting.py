@@ -11,7 +11,6 @@ it was made from, so a run has one setting::
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,8 @@ from torch import Tensor
 import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt import _casts
-from fedprompt._trees import to_blob
+from fedprompt._trees import digest
+from fedprompt.backbones._attributes import find_module, tensors
 
 __all__ = [
     "Batch",
@@ -156,10 +156,17 @@ class Setting:
         """Frozen networks, which are not in the state of a round."""
         return ()
 
-    @cached_property
+    @property
     def _fingerprint(self) -> str:
-        parts = [fp.fingerprint(network) for network in self.frozen_networks]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        """Digest of the frozen networks, computed again if a tensor of them has changed."""
+        models = map(find_module, self.frozen_networks)
+        weights = [each for model in models for each in tensors(cast(nn.Module, model)).values()]
+        frozen = [weight for weight in weights if not weight.requires_grad]
+        now = [(id(each), 0 if each.is_inference() else each._version) for each in frozen]
+        if vars(self).get("_versions") != now:
+            self._versions = now
+            self._told = digest([fp.fingerprint(each) for each in self.frozen_networks])[:16]
+        return self._told
 
     def described(self) -> dict[str, str]:
         """Describe plain values and frozen networks; rounds, clients and device may change."""
@@ -497,7 +504,7 @@ class Federation:
             seen = [self.labels[shard].to(torch.int64)]
             if isinstance(self.inputs, Tensor):
                 seen.append(self.inputs[shard[[0, -1]]])
-            self._digests[client] = hashlib.sha256(to_blob(seen, "inputs")).hexdigest()[:16]
+            self._digests[client] = digest(seen, "inputs")[:16]
         return self._digests[client]
 
     @cached_property

@@ -104,7 +104,8 @@ def check_message(argument: str, message: Message) -> None:
             check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
-            check.require(part.dtype in DTYPES, place, _DTYPE, part.dtype, TypeError)
+            if part.dtype not in DTYPES:
+                raise check.wrong_type(place, _DTYPE, part.dtype)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:

@@ -9,6 +9,7 @@ import torch
 
 import engine_speed
 import fedprompt as fp
+import timed
 import two_processes
 from fedprompt.wire.gather import ranks_of
 
@@ -90,6 +91,47 @@ def test_a_round_of_many_small_entries(meter):
     seconds = meter.seconds(plain=plain, ours=ours)
     meter.report("rounds of small entries / plain loop, time",
                  (seconds["ours"] / seconds["plain"]).median().item(), at_most=2.0)  # fmt: skip
+
+
+def test_a_round_with_a_whole_vit_as_the_message(meter):
+    """Two clients send all parameters of a ViT-B; the plain loop sums in float64, too."""
+    with torch.device("meta"):
+        shapes = {
+            n: p.shape
+            for n, p in timed.vit("vit_base" if meter.check else "vit_tiny").named_parameters()
+        }
+    first = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    message = sum(value.nbytes for value in first.values())
+
+    def train(data, answer, state):
+        one = torch.tensor(1.0)
+        return {name: fp.Weighted(value + data, one) for name, value in answer.items()}, state
+
+    def plain():
+        sums = {name: torch.zeros_like(value).double() for name, value in first.items()}
+        for client in range(2):
+            payload = train(client, first, {})[0]
+            for name, (value, weight) in payload.items():
+                sums[name] += value.double() * weight
+            del payload
+        return {name: (total / 2).float() for name, total in sums.items()}
+
+    def ours():
+        method = fp.Method(train, fp.averaging_server(first), lambda *all: None)
+        return next(fp.run_rounds(method, lambda client, _: client, [range(2)]))
+
+    def clones():
+        for _ in range(3):
+            {name: value.clone() for name, value in first.items()}
+
+    assert all(map(torch.equal, plain().values(), ours().server["values"].values()))
+    seconds = meter.seconds(rounds=5, plain=plain, ours=ours, clones=clones)
+    peaks = meter.peak_bytes(plain=plain, ours=ours)
+    more = ((seconds["ours"] - seconds["plain"]) / seconds["clones"]).median().item()
+    meter.report("a ViT as the message, more time than the plain loop / three clones a client",
+                 more / 2, at_most=1.0)  # fmt: skip
+    meter.report("a ViT as the message, more memory than the plain loop in messages",
+                 (peaks["ours"] - peaks["plain"]) / message, at_most=2.0)  # fmt: skip
 
 
 def test_many_registered_clients(meter, tmp_path):

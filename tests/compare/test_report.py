@@ -55,6 +55,9 @@ def test_a_gain_that_is_class_frequency_has_no_star_and_no_advice():
     assert "**Use**" not in shown.text()
     assert "no row is shown to be better than the most frequent class" in shown.advice()
     assert "Models of these rows predict one class for every image: A." in shown.notes()
+    once = listed("A", [0.67] * 5)
+    once[0]["predicted"] = 1
+    assert view(once).notes()[0].endswith("one class for every image: A (in 1 of 5 seeds).")
     balanced = view(listed("A", 0.7 + FIVE, chance=0.25), listed(ALONE, 0.5 + FIVE), base)
     assert "*" not in balanced.starred("own", "training alone")["A"]
 

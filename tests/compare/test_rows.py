@@ -45,6 +45,25 @@ def test_values_are_given_behind_the_name():
     assert len(chosen("fedprox", "fedprox:learning_rate=0.003")) == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("learning_rate=x", "learning_rate of fedlora must be of type float, as 0.01; got 'x'"),
+        ("learning_rate=", "learning_rate of fedlora must be of type float"),
+        ("learning_rate=inf", "learning_rate of fedlora must be of type float"),
+        ("rank=1.5", "rank of fedlora must be of type int, as 2; got '1.5'"),
+        ("rank=True", "rank of fedlora must be of type int"),
+        ("rank=4, learning_rate=1", "rank of fedlora must be of type int"),
+        ("rank=4,rank=8", "a value of fedlora once; got rank=8"),
+        ("size=4", "values of fedlora: learning_rate, rank.*; got size"),
+    ],
+)
+def test_a_value_of_another_name_or_type_is_refused(given, message):
+    with pytest.raises(CompareError, match=message):
+        chosen(f"fedlora:{given}")
+    assert chosen("fedlora:learning_rate=1")[0].values["learning_rate"] == 1
+
+
 def test_commas_divide_methods_and_values():
     text = "fedprox:learning_rate=0.1,proximal_weight=1, mine.py:f ,a/b.py:g:rank=2,size=3,ditto"
     assert split(text) == [

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,32 @@ def test_the_most_frequent_class_is_that_of_a_client_and_of_all():
     assert found["own_balanced"] == pytest.approx((1 / 2 + 0 + 1) / 3, rel=1e-5)
     assert found["full"] == pytest.approx(1 / 5, rel=1e-5)  # own tests are of five images
     assert found["predicted"] == 1
+
+
+def test_a_client_whose_classes_no_test_has_ends_the_run_before_anything_is_trained(tmp_path):
+    images, labels = torch.rand(9, 1, 16, 16), torch.arange(9) % 2
+    parts = {0: [0, 2, 4], 1: [1, 3, 5]}
+    setting = digits().data("", 0).settings["one model"]
+    tests = HeldOut(images[:3], torch.zeros(3, dtype=torch.long))
+    problem = compare.problem(images, labels, parts, tests, setting=setting)
+    with pytest.raises(CompareError, match=r"of each client; got none of clients \[1\]"):
+        compare.run(problem, ["head_tuning"], seeds=1, out=tmp_path)
+    assert not (tmp_path / "records.jsonl").exists()
+
+
+def test_uses_of_images_know_incomplete_batches_that_are_left_out():
+    trial = digits().data("", 0).trial("one model", "", seed=0, machine=Machine())
+    shards = {0: range(3), 1: range(10), 2: range(7)}
+    federation = replace(trial.federation, shards=shards)
+    given = {"steps": None, "epochs": 3, "rounds": 2, "batch_size": 4, "cohort_size": None}
+
+    def uses(**more):
+        setting = replace(trial.setting, clients=range(3), **given, **more)
+        made = trial._replace(setting=setting, federation=federation)
+        return measure.uses(made)["uses"]
+
+    assert uses() == [6, 6]
+    assert uses(drop_last=True) == pytest.approx([6, 6 * 8 / 10])  # a client keeps its only batch
 
 
 def test_a_run_continues_and_costs_what_is_missing(tmp_path):

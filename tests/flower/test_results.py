@@ -19,14 +19,14 @@ from flower_runs import (
 )
 from method_runs import MAKERS, RUNS
 from small_method import COHORTS, Data, method
-from tiny_federations import federation_of
+from tiny_federations import RANDOM, federation_of
 
 pytestmark = pytest.mark.flower
 
 
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_every_method_with_a_form_is_bitwise_identical_to_one_process(name, family):
-    federation = federation_of(METHODS[name], family)
+    federation = federation_of(METHODS[name], family, **RANDOM)
     made, cohorts = MAKERS[name](federation), list(federation.cohorts())
     if made.form is None:
         with pytest.raises(TypeError, match=r"`method\.form` must be a function, by which"):

@@ -221,8 +221,7 @@ HONEST += [with_a_backdoor]
 
 
 def ends_the_process(setting):
-    program = getattr(sys.modules["__main__"], "__spec__", None)
-    repeats = program is not None and program.name == "fedprompt.methods._repeats"
+    repeats = sys.argv[0] == "-c"  # in the helper
     return sending(lambda data: os._exit(3) if repeats else secret(data))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.methods import METHODS, Federation, HeldOut, evaluate
 from fedprompt.wire.gather import rank_of
-from tiny_federations import federation_of
+from tiny_federations import RANDOM, federation_of
 
 RUNS = [(name, family) for name, entry in METHODS.items() for family in entry.families]
 GIVEN = {"server_steps": 2, "sizes": {1: 1}}
@@ -26,7 +26,7 @@ MAKERS = {
     for name, entry in METHODS.items()
 }
 """Makers of the methods, with few steps of a server that trains, and a smaller client."""
-CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2]}
+CHANGES = {"rounds": 2, "cohort_size": 2, "clients": [0, 1, 2], **RANDOM}
 WAYS = ("at home", "shared", "shared, from one process")
 """How two ranks run: clients at home, or with guests, also from a round of one process."""
 WITH_DATA = (0, 1, 2, 5)
@@ -79,9 +79,22 @@ def run(
     return Outcome(now, logits, figures)
 
 
+FEW = [(name, family) for name, family in RUNS if name in ("fedprox", "scaffold", "cocoop")]
+"""Methods that every run of the tests runs on ranks."""
+
+
+def run_few(rank: int, folder: Path) -> None:
+    """Run a few methods on this rank in all ways, and save what came out."""
+    _run_on_rank(rank, folder, FEW)
+
+
 def run_all(rank: int, folder: Path) -> None:
     """Run all methods on this rank in all ways, and save what came out."""
-    ways = [(*each, way) for each in RUNS for way in WAYS]
+    _run_on_rank(rank, folder, RUNS)
+
+
+def _run_on_rank(rank: int, folder: Path, runs: list[tuple[str, str]]) -> None:
+    ways = [(*each, way) for each in runs for way in WAYS]
     found = {each: run(MAKERS[each[0]], *each, group=dist.group.WORLD) for each in ways}
     for each, outcome in found.items():
         found[each] = outcome._replace(figures=outcome.figures())

@@ -30,7 +30,7 @@ def vit(name: str, image_size: int) -> Backbone:
 def network(name: str, image_size: int) -> Backbone:
     """A network that is trained from scratch; each name has its own width."""
     if name.startswith("vit"):
-        return vit("vit_base", image_size)
+        return vit("vit_base", image_size)._replace(interpolation="bilinear")
     width = 4 + len(name)
     layers = [nn.Conv2d(3, width, 4, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers) if name == "cnn" else resnet()

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from random import random
 from typing import Any, NamedTuple
 
+import numpy as np
 import open_clip
 import torch
+import torch.nn as nn
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -17,6 +20,15 @@ from fedprompt.methods import Federation as Data
 
 SIZES = (6, 8, 7, 9, 5, 6)  # numbers of inputs; the last client never trains
 CLASSES = 3
+
+
+def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Augment as torchvision does, from the global generators."""
+    return images + torch.rand(()) + np.random.rand() + random()  # noqa: NPY002
+
+
+RANDOM = {"drops": True, "augment": shifted}
+"""Changes of a federation whose methods draw from the global generators."""
 ONE_CLIENT = {"rounds": 1, "clients": [0], "cohort_size": 1, "make_optimizer": torch.optim.SGD}
 
 
@@ -29,12 +41,22 @@ class Federation(Setting):
         labels: Their classes.
         shards: Positions of the inputs of each client.
         ledger: What was sent.
+        drops: Whether heads, prompts and other trained modules have dropout.
     """
 
     inputs: Tensor
     labels: Tensor
     shards: Mapping[int, Tensor]
     ledger: fp.Ledger = field(default_factory=fp.Ledger)
+    drops: bool = False
+
+    def seeded(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Make a module, with dropout behind the modules that have parameters."""
+        made = super().seeded(make, *arguments)
+        for module in made.modules() if self.drops else ():
+            if [*module.parameters(recurse=False)]:
+                module.register_forward_hook(_dropped)
+        return made
 
     def data(self, client: int, server_round: int) -> ClientData:
         """Return the data of a client, with the batches of this federation."""
@@ -56,6 +78,14 @@ class Federation(Setting):
     def sent(self, direction: str, server_round: int, client: int, message: Any) -> None:
         """Count a message."""
         self.ledger.record(message, direction=direction, client=client, server_round=server_round)
+
+
+def _dropped(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """Drop some values of an output, or of a stream of prompts, in training."""
+    drop = partial(nn.functional.dropout, p=0.25, training=module.training)
+    if isinstance(output, fp.interfaces.PromptStream):
+        return output._replace(layers={k: drop(v) for k, v in output.layers.items()})
+    return drop(output) if isinstance(output, Tensor) else output
 
 
 class TinyData(ClientData):

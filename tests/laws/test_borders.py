@@ -78,7 +78,36 @@ def with_storage(received):
     return other.add_(1)
 
 
+def resized(received):
+    new = received + 1
+    received.resize_(7).fill_(9).untyped_storage().resize_(0)
+    return new
+
+
+def swapped(received):
+    torch.utils.swap_tensors(received, received + 1)
+    return received
+
+
+def functional(received):
+    model = nn.Linear(1, 1, bias=False)
+    torch.func.functional_call(model, {"weight": received.view(1, 1).add_(1)}, torch.ones(1, 1))
+    return received
+
+
+def with_an_alias(received):
+    model = nn.ModuleDict({"one": nn.Linear(1, 1, bias=False)})
+    model["two"] = model["one"]
+    model["one"].weight.data = received.view(1, 1)
+    return stepped(model["two"].weight).flatten()
+
+
 IDIOMS = {
+    "resize_": resized,
+    "swap_tensors": swapped,
+    "functional_call": functional,
+    "alias": with_an_alias,
+    "as_strided": lambda x: x.as_strided((1,), (1,)).add_(1),
     "add_": lambda x: x.add_(1),
     "+=": lambda x: x.__iadd__(1),
     "copy_": lambda x: x.copy_(x + 1),
@@ -301,6 +330,32 @@ def test_kept_models_have_the_memory_of_one_frozen_network():
             net.frozen.weight
         )
         assert model.head.weight.data_ptr() != net.head.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["subclass", "parameter", "graph", "inference", "strided", "neg"])
+def test_what_is_sent_and_kept_is_a_plain_tensor(kind):
+    def made(value):
+        if kind == "inference":
+            with torch.inference_mode():
+                return value + 1
+        kinds = {
+            "subclass": lambda: (value + 1).as_subclass(type("Own", (torch.Tensor,), {})),
+            "parameter": lambda: nn.Parameter(value + 1),
+            "graph": lambda: value + torch.ones(1, requires_grad=True),
+            "strided": lambda: (value + 1).repeat(4)[::4],
+            "neg": lambda: torch.complex(value, -value - 1).conj().imag,
+        }
+        return kinds[kind]()
+
+    def train(data, answer, state):
+        return {"x": fp.Weighted(made(answer["x"]), ONE)}, {"x": made(answer["x"])}
+
+    method = fp.Method(train, fp.averaging_server({"x": torch.zeros(1)}), max)
+    for now in fp.run_rounds(method, data, [[0, 1], [1, 0]]):  # added at once, and sorted
+        for found in (now.server["values"]["x"], now.clients["0"]["x"]):
+            assert type(found) is torch.Tensor
+            assert not any((found.requires_grad, found.is_inference(), found.is_neg()))
+            assert found.item() == now.server_round + 1
 
 
 def test_a_prediction_may_train():

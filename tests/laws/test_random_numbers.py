@@ -2,7 +2,9 @@
 """Laws of random numbers, and of who made a round, over methods of the gallery."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -108,6 +110,89 @@ def test_a_loop_finds_its_streams_as_it_left_them_also_after_an_error():
     with pytest.raises(ZeroDivisionError):
         next(rounds)
     assert (states(), torch.initial_seed()) == (before, seed)
+    closed = fp.run_rounds(OWN, lambda c, r: c, [[0], [1]])
+    next(closed)
+    closed.close()
+    assert (states(), torch.initial_seed()) == (before, seed)
+
+
+def test_cohorts_that_draw_from_the_streams_of_the_loop_differ_from_round_to_round():
+    def cohorts():
+        for _ in range(4):
+            yield [
+                random.randrange(99),
+                100 + np.random.randint(99),
+                200 + int(torch.randint(99, ())),
+            ]
+
+    def train(data, answer, state):
+        seen.append(data)
+        return drawing(data, answer, state)
+
+    drawn, seen = [], []
+    for found in (drawn, seen):
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        if found is drawn:
+            drawn += [int(client) for cohort in cohorts() for client in cohort]
+        else:
+            list(fp.run_rounds(OWN._replace(client=train), lambda c, r: c, cohorts()))
+    assert seen == drawn
+
+
+def test_an_iterator_of_cohorts_that_another_run_used_up_is_refused():
+    cohorts = iter([[0], [1]])
+    *_, now = fp.run_rounds(OWN, lambda c, r: c, cohorts)
+    with pytest.raises(ValueError, match="`cohorts` must be a list, or a new iterator for each"):
+        list(fp.run_rounds(OWN, lambda c, r: c, cohorts))
+    assert not [*fp.run_rounds(OWN, lambda c, r: c, iter([[0], [1]]), start=now)]
+    assert not [*fp.run_rounds(OWN, lambda c, r: c, [])]
+
+
+def own(rate, rule=None, kind=0):
+    """Make a method without a name, whose client knows the rate in one of four ways."""
+
+    def closure(data, answer, state):
+        return drawing(data * rate, answer, state)
+
+    def default(data, answer, state, rate=rate):
+        return drawing(data * rate, answer, state)
+
+    def given(rate, data, answer, state):
+        return drawing(data * rate, answer, state)
+
+    class Client:
+        def __init__(self):
+            self.rate = rate
+
+        def train(self, data, answer, state):
+            return drawing(data * self.rate, answer, state)
+
+    client = (closure, default, partial(given, rate), Client().train)[kind]
+    server = fp.averaging_server({"x": torch.zeros(1)}, rule or fp.aggregation.overwrite())
+    return fp.Method(client, server, lambda *all: nn.Identity())
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_methods_without_a_name_are_told_by_their_functions_and_numbers(kind):
+    data = lambda client, server_round: client  # noqa: E731
+    *_, now = fp.run_rounds(own(0.5, kind=kind), data, [[1]])
+    next(fp.run_rounds(own(0.5, kind=kind), data, [[1]] * 2, start=now))
+    for other in (own(0.25, kind=kind), own(0.5, fp.ema(decay=0.5), kind), own(0.5, kind=kind - 1)):
+        with pytest.raises(ValueError, match="`start` must be a round of the same method, '"):
+            next(fp.run_rounds(other, data, [[1]] * 2, start=now))
+
+
+def test_a_frozen_network_that_has_changed_in_place_is_another_one():
+    network = fp.vit_trunk(deepcopy(TRUNK.model))
+    made = methods.fedper(setting(**PLAIN, trunk=network))
+    now = next(fp.run_rounds(made, FEDERATION))
+    next(fp.run_rounds(made, FEDERATION, start=now))
+    with torch.no_grad():
+        network.model.pos_embed.add_(1)
+    with pytest.raises(ValueError, match="same frozen network"):
+        next(fp.run_rounds(made, FEDERATION, start=now))
 
 
 PLAIN = {"prompts": None, "augment": None}

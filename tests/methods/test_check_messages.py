@@ -1,5 +1,6 @@
 """The audit of messages: every method passes, and those that leak are found."""
 
+import os
 from dataclasses import fields, replace
 from functools import partial
 
@@ -41,8 +42,7 @@ def test_an_honest_method_passes(honest):
     torch.manual_seed(5)  # any seed of the loop
     setting, federation = small(rounds=2)
     found = check_messages(honest, setting, federation)
-    assert found.forked
-    assert found.repeats == 2 * (2 * (2 + 2) + 2 + 2 * 2)  # calls of two rounds, and predictions
+    assert found == 2 * (2 * (2 + 2) + 2 + 2 * 2)  # calls of two rounds, and predictions
 
 
 @pytest.mark.parametrize("number", range(len(leaks.GROUPS)))
@@ -63,7 +63,7 @@ def test_images_may_be_expanded_shared_or_bytes():
 
 def test_a_cache_that_training_has_filled_is_found():
     leaks.HELD.append(torch.ones(1))
-    with pytest.raises(ValueError, match="another result of 'train'"):
+    with pytest.raises(ValueError, match="another result of 'client'"):
         check_messages(leaks.in_a_cache, *small())
     leaks.HELD.clear()
 
@@ -72,6 +72,13 @@ def test_a_method_that_ends_its_process_is_an_error_and_the_next_audit_goes_on()
     with pytest.raises(RuntimeError, match="The process that repeats the calls has ended"):
         check_messages(leaks.ends_the_process, *small())
     check_messages(leaks.number_of_images, *small())
+
+
+def test_where_no_process_can_be_forked_each_client_has_one_that_is_started(monkeypatch):
+    monkeypatch.delattr(os, "fork")
+    check_messages(leaks.dropout, *small())
+    with pytest.raises(ValueError, match=r"another result of 'client' \(client"):
+        check_messages(leaks.in_a_list, *small())
 
 
 def nested(setting):

@@ -1,5 +1,7 @@
 """Reconstruction of images from one message of a small batch, by gradient matching."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Membership from the messages that a server receives: a curious server, and an active one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple

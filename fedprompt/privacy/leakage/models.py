@@ -1,5 +1,7 @@
 """Membership from a published model, and an overfitted model as the attack's positive control."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

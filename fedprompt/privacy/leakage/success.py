@@ -1,5 +1,7 @@
 """How well an attack tells members from other images, and a lower bound on epsilon."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -259,7 +261,7 @@ def clopper_pearson(hits: int, count: int) -> Interval:
     return low, high
 
 
-def binomial_sums(count: int, p: float) -> Float[Tensor, "_"]:
+def binomial_sums(count: int, p: float) -> Float[Tensor, _]:
     """Return P[B >= k] for k from 0 to `count`, of a binomial variable."""
     k = torch.arange(count + 1, dtype=torch.float64, device="cpu")
     whole = torch.tensor(float(count), dtype=torch.float64, device="cpu")
