@@ -329,7 +329,8 @@ def auc_of(runs: Sequence[dict[str, Any]], control: str) -> str:
     half = np.mean(least) / len(runs) ** 0.5  # an AUC of 1 has no variance, and an error
     if len(runs) > 1:
         half = max(half, float(interval(Figure(np.array(values), parts)).half))
-    return f"{np.mean(values):.2f} ± {half:.2f}"
+    low, high = max(np.mean(values) - half, 0), min(np.mean(values) + half, 1)
+    return f"{np.mean(values):.2f} ({low:.2f} to {high:.2f})"
 
 
 def tpr_of(runs: Sequence[dict[str, Any]]) -> str:
