@@ -18,6 +18,7 @@ all figures of a page, to their records::
     python docs/figures.py docs/results/photographs.md
 """
 
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -39,8 +40,9 @@ WRITTEN = re.compile(r"(<!-- record (.*?) -->).*?(<!-- end -->)")
 @cache
 def view(name: str, partition: str) -> View:
     """Return the table of a partition, of which each record has its line in the file."""
-    found = records.read(RECORDS / f"{name}.jsonl")
-    lines = [record | {"line": line} for line, record in enumerate(found, 1)]
+    text = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8")
+    found = map(json.loads, text.splitlines())  # not all are of a comparison, with values
+    lines = [{"values": {}} | each | {"line": line} for line, each in enumerate(found, 1)]
     listed = [
         record for record in records.newest(lines) if record["partition"] == partition
     ]

@@ -70,7 +70,7 @@ def _gain(shown: View, rows: Sequence[str], column: str) -> Figure | None:
 def save_all(found: Sequence[Record], name: str, task: Task, folder: Path, bits: Path) -> None:
     """Write a table, a CSV file and a figure for each partition, and the hyperparameters."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}-values.md").write_text(tables.hyperparameters(found) + "\n")
+    (folder / f"{name}-values.md").write_text(tables.hyperparameters(newest(found)) + "\n")
     for partition in dict.fromkeys(record["partition"] for record in found):
         shown, stem = view(found, task, partition, bits), f"{name}-{partition}"
         (folder / f"{stem}.md").write_text(f"{report(shown, task, partition)}\n")

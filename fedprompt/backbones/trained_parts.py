@@ -19,12 +19,13 @@ from fedprompt.backbones._models import classifier
 _Model = TypeVar("_Model", bound=nn.Module)
 
 _PROJECTIONS = ("qkv", "q_proj", "k_proj", "v_proj", "query", "key", "value")
+_LAYERS_OF_MLPS = ("c_fc", "c_proj")  # of open_clip, whose attention has no linear layers
 
 
 def lora(
     model: _Model, *, rank: int, generator: torch.Generator | None = None
 ) -> tuple[_Model, list[nn.Parameter]]:
-    r"""Add LoRA to the query, key and value projections of all blocks.
+    r"""Add LoRA to the query, key and value projections of all blocks, or to open_clip's MLPs.
 
     A projection W becomes :math:`W + B A`. A is drawn at random and B is zero, so the copy computes
     the same features at first. The product is not scaled, as with ``lora_alpha=rank`` in PEFT.
@@ -34,7 +35,8 @@ def lora(
 
     Args:
         model: Model whose projections are linear layers with one of the names ``qkv``, ``q_proj``,
-            ``k_proj``, ``v_proj``, ``query``, ``key`` and ``value``. It is not changed.
+            ``k_proj``, ``v_proj``, ``query``, ``key`` and ``value``. Without any, as in open_clip,
+            LoRA is in the layers ``c_fc`` and ``c_proj`` of MLPs. It is not changed.
         rank: Rank of the products (at least 1).
         generator: Generator of the initial values. If None, torch's global generator is used.
 
@@ -42,9 +44,9 @@ def lora(
         Copy of the model, and its factors A and B.
 
     Raises:
-        ValueError: If the model has LoRA already, or no such projections, as models with
-            ``nn.MultiheadAttention``. :func:`vit_trunk` refuses models that read the weights of
-            projections without calling them, so that LoRA would have no effect.
+        ValueError: If the model has LoRA already, or no such layers, as torchvision's models.
+            :func:`vit_trunk` refuses models that read the weights of projections without calling
+            them, so that LoRA would have no effect.
 
     Example:
         >>> from fedprompt import samples, vit_trunk
@@ -62,8 +64,12 @@ def lora(
     adapted = [name for name, _ in model.named_parameters() if ".lora_" in name]
     check.nothing(adapted, "model", "have no LoRA yet; merge it first")
     linear = [name for name, part in model.named_modules() if type(part) is nn.Linear]
-    found = [name for name in linear if name.split(".")[-1] in _PROJECTIONS]
-    rule = f"have linear layers named {', '.join(_PROJECTIONS)}"
+    of = [
+        [name for name in linear if name.split(".")[-1] in names]
+        for names in (_PROJECTIONS, _LAYERS_OF_MLPS)
+    ]
+    found = of[0] or of[1]
+    rule = f"have linear layers named {', '.join((*_PROJECTIONS, *_LAYERS_OF_MLPS))}"
     check.require(found, "model", rule, type(model).__name__)
     try:
         from peft import LoraConfig, inject_adapter_in_model

@@ -228,9 +228,8 @@ def folder(
     if cache is None:
         finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
     same = {"vit": vit, "clip": clip, "size": size, "test": test, "layout": layout, "skip": skip}
-    same |= {"max_pixels": max_pixels}
-    same |= {"allow": tuple(allow), "template": template, "cache": where}
-    given = {**same, **options}
+    same |= {"max_pixels": max_pixels, "allow": tuple(allow), "template": template}
+    given = {**same, "cache": where, **options}
     again = partial(_again, os.fspath(root), tuple(given.items()))
     title = f"{Path(root).resolve().name}, {made.name}"
     return replace(_problem(stores, protocol, budget, template, title, say), again=again)

@@ -288,6 +288,8 @@ class View:
             return shown is not None and shown.parts is None
 
         rows = [title for title in self.by_row if title != CONSTANT]
+        if max(map(len, self.by_row.values())) < 3:
+            return []  # without intervals
         known = [title for title in rows if not lacks(title, self.compared[0])]
         alone = "over seeds alone"
         if not known:

@@ -216,12 +216,8 @@ def read_folder(
         return _from_list(*lists[0], skip)
     left = {"outside of folders": [file for names, file in found if not names], **skipped}
     got = "".join(f", {len(paths)} ({reason})" for reason, paths in left.items() if paths)
-    _require(
-        any(names for names, _ in found),
-        f"have images ({', '.join(sorted(IMAGES))}) in folders of classes, or a list of them",
-        f"none{got}",
-        path,
-    )
+    rule = f"have images ({', '.join(sorted(IMAGES))}) in folders of classes, or a list of them"
+    _require(any(names for names, _ in found), rule, f"none{got}", path)
     layout = wanted or decided
     if layout is None:
         readings = " or as ".join(_told(reading, found) for reading in _readings(found))

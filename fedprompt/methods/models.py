@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt.backbones.freezing import Trainable, own_copy
 from fedprompt.interfaces import PromptInjector, TrainableTrunk, Trunk
 from fedprompt.methods.setting import Setting
 
@@ -258,10 +259,26 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
 
     if hasattr(trunk, "tuned"):
         return cast(TrainableTrunk, trunk.tuned(copied))
-    if not (hasattr(trunk, "model") and hasattr(trunk, "mask")):
-        raise check.wrong_type("trunks", "be made by vit_trunk to be tuned", check.kind(trunk))
-    model, parameters = copied(trunk.model)
-    return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
+    if hasattr(trunk, "mask"):
+        model, parameters = copied(trunk.model)
+        return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
+    modules = [name for name, part in vars(trunk).items() if isinstance(part, nn.Module)]
+    rule = "have their network as `model`, and no other module, to be tuned"
+    check.typed(modules == ["model"], "trunks", rule, trunk)
+    return _around(trunk, *copied(trunk.model))
+
+
+def _around(trunk: Any, model: nn.Module, parameters: list[nn.Parameter]) -> TrainableTrunk:
+    """Make a trunk of the same class around another model; copies have their trained parameters."""
+
+    def own_parameters(self: Any, memo: dict[int, Any]) -> Any:
+        return own_copy(self, self.model, self.trainable, memo)
+
+    kind = type(type(trunk).__name__, (type(trunk),), {"__deepcopy__": own_parameters})
+    made: Any = object.__new__(kind)
+    trainable = Trainable(fp.freeze(model), parameters).requires_grad_()
+    vars(made).update(vars(trunk), model=model, trainable=trainable)
+    return cast(TrainableTrunk, made)
 
 
 class ClipModel(Complete):

@@ -41,7 +41,7 @@ def test_each_number_is_the_mean_over_the_clients_that_have_it():
     sums = server.step.begin(server.state)  # as they come
     for client, payload in payloads.items():
         sums.add(client, payload)
-    assert_identical(sums.end(0), state)
+    assert_identical(sums.end(0, server.state), state)
 
 
 def test_rows_that_nobody_has_keep_their_value_and_clients_receive_their_rows():

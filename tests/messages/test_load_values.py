@@ -88,6 +88,15 @@ def test_values_are_cast_to_what_they_overwrite():
     assert model.keys.flatten().tolist() == [1, 2, 3, 4, 5, 6]
 
 
+def test_parameters_that_are_sharded_or_have_no_numbers_are_refused_in_a_sentence():
+    sharded = nn.Linear(1, 1)
+    sharded.weight.placements = ()  # as of a DTensor
+    for module, rule in ((sharded, "of this process; gather it"), (Model().to("meta"), "dense")):
+        name = next(name for name, _ in module.named_parameters())
+        with pytest.raises(TypeError, match=rf"`module\.{name}` must be a .*{rule}"):
+            load_values(module, {name: torch.ones(1)})
+
+
 def test_loading_leaves_no_trace_in_autograd():
     model = Model()
     load_values(model, {"keys": torch.ones(3, 2, requires_grad=True)})

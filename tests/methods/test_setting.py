@@ -209,7 +209,7 @@ tiny.vit_federation(trunks=[]) -> ValueError: `trunks` must have at least one tr
 tiny.vit_federation(trunks=[trained()]) -> ValueError: `trunks` must be frozen, because `tune` says
 tiny.vit_federation(tune=3) -> TypeError: `tune` must be a function; got 3
 tiny.vit_federation(tune=itself).new_model() -> ValueError: `tune` must return a copy of the model
-tuned_trunk(LAYER, itself) -> TypeError: `trunks` must be made by vit_trunk to be tuned; got a Lin
+tuned_trunk(LAYER, itself) -> TypeError: `trunks` must have their network as `model`, and no other
 tiny.vit_federation(trunks=tiny.trunk(8)) -> TypeError: `trunks` must be a sequence of trunks; got a
 setting(num_classes=0) -> ValueError: `num_classes` must be at least 1; got 0
 methods.fedamp(vit(trunk=TRUNK)) -> ValueError: `setting.clients` must name the clients, such as ra

@@ -15,9 +15,9 @@ from fedprompt.compare.rows import CONSTANT
 from fedprompt.compare.trials import CompareError
 from studies import TASKS, pages
 
-PARTITIONS = {"codecs": "dirichlet", "privacy": "iid", "which-when": "example"}
+PARTITIONS = {"codecs": "dirichlet", "privacy": "iid", "which-when": "example", "sizes": "digits"}
 PARTITIONS |= {"digits": "few", "networks": "few", "clip": "few", "emoji": "4-shots"}
-RANDOM = {"solar": "deep-domains", "mnist": "shifted", "patches": "shots-4"}
+RANDOM = {"solar": "deep-domains", "mnist": "shifted", "patches": "shots-4", "sizes": "solar"}
 FEW = ["--shrink", "0.01", "--workers", "1"]
 TWO = ["--study", "digits", "--partitions", "few", "--methods", "ditto,fedprox"]
 

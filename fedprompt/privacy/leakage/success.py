@@ -1,5 +1,7 @@
 """How well an attack tells members from other images, and a lower bound on epsilon."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -169,7 +171,8 @@ def epsilon_bound(
 
     Each canary is put into the data with probability 1/2, independently of the others
     (``poisson_batch(m, rate=0.5)``). After one run, the r / 2 canaries with the highest scores are
-    guessed to be inside, and the r / 2 with the lowest scores outside. If the run were
+    guessed to be inside, and the r / 2 with the lowest scores outside. Guesses that ties leave open
+    count as wrong. If the run were
     :math:`(\varepsilon, \delta)`-private, v or more of r guesses were right with probability at
     most
 
@@ -217,7 +220,9 @@ def epsilon_bound(
     r = m - m % 2 if guesses is None else guesses
     check.count("guesses", r, at_least=2, at_most=m, of="the number of canaries")
     check.require(r % 2 == 0, "guesses", "be even", r)
-    inside, order = inside.cpu(), scores.double().cpu().argsort(stable=True)
+    inside, scores = inside.cpu(), scores.double().cpu()
+    first = (~inside).int().argsort(stable=True)  # equal scores are wrong guesses
+    order = first[scores[first].argsort(stable=True)]
     right = int(inside[order[m - r // 2 :]].sum() + (~inside[order[: r // 2]]).sum())
 
     def possible(epsilon: float) -> bool:
@@ -256,7 +261,7 @@ def clopper_pearson(hits: int, count: int) -> Interval:
     return low, high
 
 
-def binomial_sums(count: int, p: float) -> Float[Tensor, "_"]:
+def binomial_sums(count: int, p: float) -> Float[Tensor, _]:
     """Return P[B >= k] for k from 0 to `count`, of a binomial variable."""
     k = torch.arange(count + 1, dtype=torch.float64, device="cpu")
     whole = torch.tensor(float(count), dtype=torch.float64, device="cpu")

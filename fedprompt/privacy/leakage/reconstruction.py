@@ -1,5 +1,7 @@
 """Reconstruction of images from one message of a small batch, by gradient matching."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,6 +58,7 @@ def descent(
     """
     nouns.method(method)
     check.instance("received", received, Received, "be a message, as `observed` logs it")
+    check.labels("labels", labels, check.LARGEST_INT)
     check.optional(check.function, "encode", encode)
     with kept_streams():
         model, values = prediction(method, received.answer, data, received.payload)

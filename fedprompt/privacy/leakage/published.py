@@ -1,5 +1,7 @@
 """Membership from a published model, and an overfitted model as the attack's positive control."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -65,7 +67,9 @@ def confidences(
         model.eval()
         with kept_streams():
             for part in torch.split(inputs, batch_size):
-                found.append(model(part.to(device)).double().cpu())
+                logits = model(part.to(device))
+                check.instance("model", logits, Tensor, "return logits (batch, classes)")
+                found.append(logits.double().cpu())
     finally:
         for module, training in modes.items():
             module.training = training
