@@ -89,7 +89,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:class",
-        r"fedprompt\.(interfaces\.method\.Clients|saved\.folder\.Description)",
+        r"fedprompt\.(interfaces\.method\.Clients|saved\.saved_folder\.Description)",
     ),
     ("py:class", r"fedprompt\.methods\.whole_networks\.NetworkModel"),
     ("py:class", r"PIL\..*"),
@@ -142,7 +142,9 @@ def resolve(app, env, node, contnode):
         (python.objects[full].docname, python.objects[full].node_id) for full in found
     }
     if len(places) != 1:
-        return None
+        # In a signature, a type has the name that its file gives it.
+        inner = node["reftarget"].startswith("fedprompt.")
+        return contnode if "refexplicit" not in node and not inner else None
     ((page, anchor),) = places
     return make_refnode(app.builder, node["refdoc"], page, anchor, contnode, name)
 

@@ -18,7 +18,7 @@ from studies.photos import DINO
 weights, path = sys.argv[1:]
 row = patches.ROWS[1]  # mass 1
 machine = Machine(weights={DINO: Path(weights)})
-trial = patches.make("shots-8", row, seed=0, machine=machine, validate=False)
+trial = patches.make("shots-8", row, seed=0, machine=machine)
 method = patches.method(row, trial)
 *_, now = fp.run_rounds(method, trial.federation)
 model = now.model(method, trial.federation, 0)

@@ -85,20 +85,20 @@ def setting(name: str, seed: int, **changes: Any) -> Any:
 
 
 @cache
-def noise(epsilon: float, steps: int) -> float:
+def noise(epsilon: float, steps: int, rate: float = RATE) -> float:
     """Return the noise multiplier of DP-SGD."""
 
     def event(multiplier: float) -> dp_accounting.DpEvent:
         gauss = dp_accounting.GaussianDpEvent(multiplier)
         return dp_accounting.SelfComposedDpEvent(
-            dp_accounting.PoissonSampledDpEvent(RATE, gauss), steps)  # fmt: skip
+            dp_accounting.PoissonSampledDpEvent(rate, gauss), steps)  # fmt: skip
 
     accountant = partial(PLDAccountant, value_discretization_interval=1e-3)
     bracket = dp_accounting.ExplicitBracketInterval(0.3, 100)
     return dp_accounting.calibrate_dp_mechanism(accountant, event, epsilon, DELTA, bracket)
 
 
-def private(made: fp.Method, multiplier: float) -> fp.Method:
+def private(made: fp.Method, multiplier: float, rate: float = RATE) -> fp.Method:
     """Let clients of an averaged method take DP-SGD steps, with seeded noise for this study."""
     of, answer = made.setting, dict(made.server.state["values"])
     model = made.predict(None, answer, {})
@@ -110,13 +110,13 @@ def private(made: fp.Method, multiplier: float) -> fp.Method:
         values, draw = dict(answer), shard.stream("noise")
         inputs, labels = shard.own()
         for _ in range(shard.steps):
-            chosen = fp.privacy.poisson_batch(len(labels), rate=RATE, generator=draw)
+            chosen = fp.privacy.poisson_batch(len(labels), rate=rate, generator=draw)
             slopes = {name: torch.zeros(0, *value.shape) for name, value in values.items()}
             if len(chosen):
                 with sdpa_kernel(SDPBackend.MATH):  # fused attention is not vectorized
                     slopes = vmap(grad(loss), (None, 0, 0))(values, inputs[chosen], labels[chosen])
             total = fp.privacy.clipped_sum(slopes, max_norm=1.0)
-            how = {"max_norm": 1.0, "expected_batch_size": RATE * len(labels), "generator": draw}
+            how = {"max_norm": 1.0, "expected_batch_size": rate * len(labels), "generator": draw}
             mean = fp.privacy.noisy_mean(total, multiplier=multiplier, **how)
             values = {name: each - 0.5 * mean[name].to(each) for name, each in values.items()}
         fp.load_values(model, values)
@@ -251,7 +251,7 @@ def linear(seed: int, **changes: Any) -> fp.Method:
 
 
 def controls(seed: int) -> Iterator[dict[str, Any]]:
-    """Run the attacks where they must work: on memorized images, and on clients of two images."""
+    """Run the attacks where they must work: on memorized images, and on clients of one image."""
     _, inputs, labels = data("digits")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     pool = order[: 2 * CLIENTS * OWN]
@@ -264,10 +264,10 @@ def controls(seed: int) -> Iterator[dict[str, Any]]:
     made = setting("digits", seed, rounds=1, steps=1, make_optimizer=torch.optim.SGD)
     made = methods.fedvpt_d(made)
     answer, population = made.server.answer(0, made.server.state), order[-POPULATION:]
-    pairs, how = pool[: 4 * FEW].split(2), {"population": single("digits", population)}
+    pairs, how = pool[: 2 * FEW].split(1), {"population": single("digits", population)}
     known = inputs[population[:32]], labels[population[:32]]
     rows: dict[str, list[Tensor]] = {"curious": [], "active": []}
-    for one, other in zip(pairs[:FEW], pairs[FEW:], strict=True):  # a client of two images
+    for one, other in zip(pairs[:FEW], pairs[FEW:], strict=True):  # a client of one image
         asked = torch.cat([one[:1], other[:1]])
         for part in (one, other):
             own, each = Federation(inputs, labels, {0: part}), single("digits", asked)
@@ -285,7 +285,7 @@ def controls(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def audit(seed: int) -> Iterator[dict[str, Any]]:
-    """Bound epsilon of one client's messages from below, by canaries with a wrong label."""
+    """Bound epsilon of one client from below, by canaries with a wrong label, in whole batches."""
     _, inputs, labels = data("digits")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     canaries, draw = order[:CANARIES], torch.Generator().manual_seed(seed)
@@ -293,16 +293,16 @@ def audit(seed: int) -> Iterator[dict[str, Any]]:
     wrong[canaries] = (labels[canaries] + 1) % 10
     chosen = fp.privacy.poisson_batch(CANARIES, rate=0.5, generator=draw)
     inside = torch.zeros(CANARIES, dtype=torch.bool).index_fill(0, chosen, True)
-    changes = {"rounds": 5, "steps": 1, "clients": [0], "make_optimizer": torch.optim.SGD}
+    changes = {"rounds": 2, "steps": 1, "clients": [0], "make_optimizer": torch.optim.SGD}
     each = Federation(inputs, wrong, {int(k): torch.tensor([int(k)]) for k in canaries})
-    for claimed, multiplier in ((1.0, None), (1.0, 0.0)):
+    for claimed, multiplier in ((1.0, None), (8.0, None), (1.0, 0.0)):
         made = methods.fedvpt_d(setting("digits", seed, **changes))
-        used = noise(claimed, 5) if multiplier is None else multiplier
+        used = noise(claimed, 2, 1.0) if multiplier is None else multiplier
         log: list[leakage.Received] = []
-        hidden = leakage.observed(private(made, used), log)
+        hidden = leakage.observed(private(made, used, 1.0), log)
         for _ in fp.run_rounds(hidden, Federation(inputs, wrong, {0: canaries[chosen]})):
             pass
-        scores = leakage.message_scores(made, log, each)
+        scores = leakage.message_scores(made, log, each, population=each)
         bound = leakage.epsilon_bound(scores, inside, delta=DELTA, guesses=CANARIES)
         title = f"ε = {claimed:g}, noise {used:.2f}"
         yield {"partition": "audit", "row": title, "claimed": claimed, "noise": used,
@@ -329,7 +329,8 @@ def auc_of(runs: Sequence[dict[str, Any]], control: str) -> str:
     half = np.mean(least) / len(runs) ** 0.5  # an AUC of 1 has no variance, and an error
     if len(runs) > 1:
         half = max(half, float(interval(Figure(np.array(values), parts)).half))
-    return f"{np.mean(values):.2f} ± {half:.2f}"
+    low, high = max(np.mean(values) - half, 0), min(np.mean(values) + half, 1)
+    return f"{np.mean(values):.2f} ({low:.2f} to {high:.2f})"
 
 
 def tpr_of(runs: Sequence[dict[str, Any]]) -> str:

@@ -32,7 +32,7 @@ from fedprompt.compare.runs import RunsError
 from fedprompt.compare.stamps import UntoldError
 from fedprompt.compare.trials import CompareError
 from studies import estimate, pages, papers, verify
-from studies.core import HEAD_RATE, Cell, Machine, Row, Task
+from studies.core import HEAD_RATE, Cell, Machine, Row, Task, content
 from studies.photos import RANDOM
 from studies.tuning import two_rates
 
@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if args.weights:
             check_weights(args, [args.study] if args.check is None else wanted)
-        if args.check is not None:
+        if args.list:
+            for name in wanted:
+                print(name, *studies.TASKS[name].partitions, sep="\n    ")
+        elif args.check is not None:
             check(args, wanted)
         elif args.tables:
             write_tables(args, wanted)
@@ -73,7 +76,8 @@ def flags() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = OneLine("study.py", description=__doc__, formatter_class=form)
     add = parser.add_argument
-    add("--study", choices=list(studies.TASKS), help="digits, if not --check or --tables")
+    add("--list", action="store_true", help="print the studies and their partitions, and stop")
+    add("--study", choices=list(studies.TASKS), help="digits, if not --check, --list or --tables")
     add("--methods", help="names, or FILE:NAME for your own, separated by commas")
     add("--rows", help="titles of rows, separated by semicolons")
     add("--partitions", help="names, separated by commas")
@@ -114,7 +118,8 @@ def check_weights(args: argparse.Namespace, names: Sequence[str]) -> None:
             file.
     """
     read = dict[str, None]()
-    for task in () if args.tables or args.estimate else map(studies.named, names):
+    unread = args.tables or args.estimate or args.list
+    for task in () if unread else map(studies.named, names):
         places = list(task.partitions)
         for partition in places if args.check else named("partitions", args.partitions, places):
             for row in task.rows(partition) if args.check else chosen(args, task, partition):
@@ -173,8 +178,13 @@ def recorded_values(row: Row, name: str, partition: str) -> Row:
     """Return a row with the values that were chosen for it, if it has committed records."""
     for record in reversed(committed(name)):
         if (record["partition"], record["row"]) == (partition, row.title):
-            return replace(row, values=record["values"])
+            return replace(row, values=values_of(record, row))
     return row
+
+
+def values_of(record: Record, row: Row) -> dict[str, Any]:
+    """Return the values of a record, with the defaults of its time."""
+    return {**content("records").get(str(row.method), {}), **record["values"]}
 
 
 def estimates(args: argparse.Namespace) -> None:
@@ -290,7 +300,7 @@ def recorded(name: str, args: argparse.Namespace) -> list[tuple[Cell, Record]]:
     for record in [*committed(name), *committed(f"{name}-defaults")]:
         row = listed.get((record["partition"], record["row"]))
         if row is not None:
-            row = replace(row, values=record["values"])
+            row = replace(row, values=values_of(record, row))
             one = Cell(task, record["partition"], row, record["seed"], None, machine_of(args), "")
             found.append((one, record))
     return found

@@ -152,8 +152,9 @@ def texts(argument: str, texts: Any, *, at_least: int = 1) -> None:
     """Require a sequence of strings, by default one at least."""
     sequence(argument, texts, "strings")
     some(argument, len(texts) >= at_least, "contain at least one string")
-    for position, string in enumerate(texts):
-        text(f"{argument}[{position}]", string)
+    strange = (place for place, string in enumerate(texts) if not isinstance(string, str))
+    if (position := next(strange, None)) is not None:
+        text(f"{argument}[{position}]", texts[position])
 
 
 def pair(argument: str, things: Any, rule: str) -> None:

@@ -35,7 +35,8 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
     which the next save removes first. The disk needs space for two states. One process at a time
     saves to a directory: a second one waits for 30 seconds. Others may load at the same time.
 
-    Each call writes the whole state.
+    Each call writes the whole state. States of clients that are on the disk
+    (``run_rounds(..., states=)``) are not written again: their files get a second name.
 
     Args:
         state: Tree of dicts (keys are strings or integers), lists and tuples. Its leaves are
@@ -45,7 +46,9 @@ def save_checkpoint(state: Any, directory: str | os.PathLike[str]) -> None:
             ``bit_generator.state``. Values and kinds of devices are restored; gradients are not
             saved.
         directory: Directory of this checkpoint, created if necessary. It contains ``state.json``
-            and one safetensors file, ``tensors-`` with 16 hex digits. Other files are kept.
+            and one safetensors file, ``tensors-`` with 16 hex digits, and of each client whose
+            state is on the disk, ``client-`` with its id, a round and a digest. Other files are
+            kept.
 
     Raises:
         TypeError: If a part of `state` has another type. Nothing is written then.

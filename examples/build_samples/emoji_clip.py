@@ -1,17 +1,16 @@
-"""Train a CLIP on emoji and their names: a text tower for DINOv2, and a small CLIP for the wheel.
+"""Train the small CLIP of the wheel on emoji and their names.
 
     python examples/build_samples/emoji_clip.py emoji.npz --weights DINOV2.safetensors
 
-The text tower learns from pairs of an image and a caption, in the styles that are `seen` and with
-the concepts of the part `PRETRAINING`. Captions have names and keywords of Unicode CLDR. None is
-made from a class of `emoji.toml`. The dictionary (a name against its keywords, text alone) has all
-concepts. The small CLIP has a text tower of its own, and its image tower learns from DINOv2's.
+A text tower learns from DINOv2's features of images and from captions, in the styles that are
+`seen` and with the concepts of the part `PRETRAINING`. Captions have names and keywords of Unicode
+CLDR. None is made from a class of `emoji.toml`. The dictionary (a name against its keywords, text
+alone) has all concepts. A small image tower then learns from DINOv2's.
 """
 
 import argparse
 import json
 import sys
-import time
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -34,11 +33,9 @@ if __name__ == "__main__":
 import fedprompt as fp
 from build_samples.build import new_model, save, take_steps
 from build_samples.emoji import SIDE, STYLES, Emoji, load
-from build_samples.emoji_division import PRETRAINING, SPLITS, division
-from fedprompt._trees import texts_of
+from build_samples.emoji_division import PRETRAINING, division
 from fedprompt.samples._words import END, WordPieces, words_of
 
-TEXT = Path(__file__).with_name("emoji_text.safetensors")
 RECIPE = "1"
 BATCH = 128
 LENGTH = 24  # ids of a text
@@ -68,7 +65,6 @@ class Sizes(NamedTuple):
         return {"embed_dim": self.dim, **vision, "text_cfg": self.text(vocabulary)}
 
 
-LARGE = Sizes(dim=128, width=128, layers=3, merges=2900, steps=1100)
 TINY = Sizes(dim=96, width=96, layers=2, merges=1400, steps=500)
 TINY_VISION = {"layers": 4, "width": 96, "head_width": 24, "patch_size": 4, "image_size": SMALL}
 TINY_STEPS = 600
@@ -183,18 +179,6 @@ def dino(sizes: Sizes, vocabulary: int, weights: Path, seed: int = 0) -> open_cl
     return model
 
 
-def large(weights: Path) -> tuple[open_clip.model.CLIP, WordPieces]:
-    """Load the large network: the committed text tower, and DINOv2 from a file of timm.
-
-    Its images have 84 x 84 pixels, normalized as for DINOv2, and 36 patches.
-    """
-    tokenize = WordPieces(tuple(json.loads(texts_of(TEXT.read_bytes())["merges"])))
-    model = dino(LARGE, tokenize.size, weights)
-    state = {name: value.float() for name, value in load_file(TEXT).items()}
-    model.load_state_dict({**model.state_dict(), **state})
-    return model, tokenize
-
-
 @torch.inference_mode()
 def encode(trunk: nn.Module, images: np.ndarray) -> Encoded:
     """Encode images with DINOv2: the class token and 36 patches, in half precision."""
@@ -282,13 +266,7 @@ class Pairs:
 
 
 def train_text(
-    model: open_clip.model.CLIP,
-    tokenize: WordPieces,
-    world: World,
-    steps: int,
-    *,
-    dictionary: bool = True,
-    seed: int = 0,
+    model: open_clip.model.CLIP, tokenize: WordPieces, world: World, steps: int, seed: int = 0
 ) -> None:
     """Train the text tower and the projection of the images in place."""
     pairs, project = Pairs(world, seed), model.visual.head.proj
@@ -300,7 +278,7 @@ def train_text(
         text = F.normalize(_text(model, tokenize, captions), dim=-1)
         scale = model.logit_scale.exp().clamp(max=100)
         matched = two_sided(scale * image @ text.T, fits)
-        if not dictionary or step % 2:
+        if step % 2:
             return matched
         return matched + 0.5 * dictionary_loss(model, tokenize, pairs.texts, pairs.draw)
 
@@ -448,38 +426,13 @@ def zero_shot(
     return 100 * float(np.mean([right[label == k].mean() for k in range(len(found.classes))]))
 
 
-def figures(
-    model: open_clip.model.CLIP, tokenize: WordPieces, pooled: Tensor, shown: Tensor, world: World
-) -> dict[str, float]:
-    """Return accuracies on held-out concepts, of the pooled token and of the mean of patches."""
-    found = {}
-    for title, seen in {"seen styles": True, "unseen styles": False}.items():
-        where = world.images(held=True, seen=seen)
-        for kind, features in {"": pooled, ", patches": shown}.items():
-            found[title + kind] = zero_shot(model, tokenize, features, world, where)
-    return found
-
-
-def build_large(
-    world: World, weights: Path, *, dictionary: bool = True, sizes: Sizes = LARGE
-) -> tuple[open_clip.model.CLIP, WordPieces, tuple[str, ...], dict[str, float]]:
-    """Train a text tower on DINOv2, and measure it."""
-    tokenize, merges = tokenizer(world.emoji, sizes)
-    model = dino(sizes, tokenize.size, weights)
-    train_text(model, tokenize, world, sizes.steps, dictionary=dictionary)
-    with torch.no_grad():
-        project = model.visual.head.proj
-        pooled, shown = (
-            project(x) for x in (world.encoded.tokens[:, 0].float(), world.encoded.foreground())
-        )
-    return model, tokenize, merges, figures(model, tokenize, pooled, shown, world)
-
-
-def build_small(
+def build(
     world: World, weights: Path
-) -> tuple[open_clip.model.CLIP, dict[str, Any], tuple[str, ...], dict[str, float]]:
-    """Train a text tower of the small size on DINOv2, and distill the small image tower."""
-    teacher, tokenize, merges, _ = build_large(world, weights, sizes=TINY)
+) -> tuple[open_clip.model.CLIP, dict[str, Any], tuple[str, ...], float]:
+    """Train a text tower on DINOv2, distill the small image tower, and measure it."""
+    tokenize, merges = tokenizer(world.emoji, TINY)
+    teacher = dino(TINY, tokenize.size, weights)
+    train_text(teacher, tokenize, world, TINY.steps)
     architecture = TINY.architecture(tokenize.size, vision_cfg=TINY_VISION)
     model = new_model(open_clip.model.CLIP, architecture, 0).eval()
     state = teacher.state_dict()
@@ -488,56 +441,26 @@ def build_small(
     images, where = shrunk(world.emoji.images), world.images(held=False, seen=True)
     concepts = torch.tensor(world.emoji.concept[where])
     distill(model, images[where], concepts, targets(teacher, tokenize, world, where), TINY_STEPS)
-    pooled, shown = [], []
     with torch.no_grad():
-        for batch in images.split(256):
-            whole, patches = fp.image_tokens(model, batch - 0.5)
-            pooled.append(whole)
-            weights = shares(inked(batch, 4))
-            shown.append(torch.einsum("bp,bpd->bd", weights, F.normalize(patches, dim=-1)))
-    found = figures(model, tokenize, torch.cat(pooled), torch.cat(shown), world)
-    return model, architecture, merges, found
+        pooled = torch.cat([fp.image_tokens(model, part - 0.5)[0] for part in images.split(256)])
+    tested = world.images(held=True, seen=True)
+    return model, architecture, merges, zero_shot(model, tokenize, pooled, world, tested)
 
 
 def main() -> None:
-    """Train both networks for the given splits, print their accuracies, and write split 0."""
+    """Train the network, and write it."""
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="file of emoji.py")
     parser.add_argument("--weights", type=Path, required=True, help="vit_small_patch14_dinov2")
-    parser.add_argument("--cache", type=Path, default=Path("emoji-tokens.pt"))
-    parser.add_argument("--splits", type=int, nargs="*", default=list(SPLITS))
-    parser.add_argument("--networks", nargs="*", default=["large", "no dictionary", "small"])
     parser.add_argument("--out", type=Path, default=Path("out"))
     arguments = parser.parse_args()
     emoji = load(arguments.file)
-    if not arguments.cache.exists():
-        trunk = dino(LARGE, 100, arguments.weights).visual.trunk
-        torch.save(encode(trunk, emoji.images)._asdict(), arguments.cache)
-    encoded = Encoded(**torch.load(arguments.cache))
-    for split in arguments.splits:
-        world = World(emoji, division().part(emoji.table, split), encoded)
-        for network in arguments.networks:
-            run(world, split, network, arguments)
-
-
-def run(world: World, split: int, network: str, arguments: argparse.Namespace) -> None:
-    """Train one network, print its accuracies, and write it if it is the one of split 0."""
-    start = time.process_time()
-    if network == "small":
-        model, architecture, merges, found = build_small(world, arguments.weights)
-    else:
-        built = build_large(world, arguments.weights, dictionary=network == "large")
-        model, tokenize, merges, found = built
-        architecture = LARGE.architecture(tokenize.size)
-        model.visual.trunk = nn.Identity()  # the weights of DINOv2 are not written
-    line = {"split": split, "network": network, **{k: round(v, 1) for k, v in found.items()}}
-    print(json.dumps({**line, "CPU s": round(time.process_time() - start)}), flush=True)
-    if split == 0 and network != "no dictionary":
-        name = "clip" if network == "small" else "emoji_text"
-        written = {"merges": json.dumps(merges), "recipe": RECIPE}
-        path = arguments.out / f"{name}.safetensors"
-        save(model, path, architecture, found["seen styles"] / 100, **written)
+    trunk = dino(TINY, 100, arguments.weights).visual.trunk
+    world = World(emoji, division().part(emoji.table, 0), encode(trunk, emoji.images))
+    model, architecture, merges, found = build(world, arguments.weights)
+    path = arguments.out / "clip.safetensors"
+    save(model, path, architecture, found / 100, merges=json.dumps(merges), recipe=RECIPE)
 
 
 if __name__ == "__main__":

@@ -13,29 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import fedprompt as fp
 import photographs
-from build_samples import digits_clip
 from fedprompt import samples
-from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Trial
 from fedprompt.methods import NetworkSetting, VitSetting
 from studies import digits
-from studies.core import (
-    COLUMNS,
-    Images,
-    Machine,
-    Row,
-    Task,
-    content,
-    divided,
-    explained,
-    guides,
-    trial,
-)
+from studies.core import COLUMNS, Images, Machine, Row, Task, content, trial
+from studies.figures import Joined, Measured, groups, last, mechanism, rise, two_losses
 from zoo import IMAGE_SIZE, TINY
 
-CLASSES = len(digits_clip.CLASS_NAMES)
 SMALL = {"smallest": 12, "largest": 20}
 """Sides of digits among clutter, in pixels of 32."""
 
@@ -111,69 +97,34 @@ ROWS = {
 """The method, the row without its mechanism, and references."""
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Make the trial of an ablation."""
-    chosen, (rng, mix) = ABLATIONS[partition], (np.random.default_rng(seed) for _ in range(2))
+    chosen = ABLATIONS[partition]
     domains, canvases = chosen.get("domains"), chosen["models"] == ["CLIP"]
     train, test = sides(seed, *domains, on_canvases=canvases) if domains else mnist(seed)
     division = dict(chosen["division"])
-    owned = divided(train, rng=rng, mix=mix if division.pop("mixed", False) else None, **division)
+    if division.pop("mixed", False):
+        division["mix"] = np.random.default_rng(seed)
     made = build(chosen["models"], augmented=bool(domains))
-    fields = {"seed": seed, "places": tested(seed) if domains else mnist_order(seed)[1]}
-    return trial(made, train, test, owned, **fields, **chosen["budget"]).shrunk(machine.shrink)
+    places = tested(seed) if domains else mnist_order(seed)[1]
+    return trial(made, train, test, division, seed=seed, places=places, **chosen["budget"])
 
 
-@torch.no_grad()
-def groups(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure how the groups of SGPT are selected, and what their prompts change."""
-    model = now.model(method, trial.federation, 0)
-    domains, labels = trial.tests.cells // CLASSES, trial.tests.labels
-    batches, num_groups = trial.tests.inputs.split(256), len(model.selector.keys)
-    chosen = [model.selector(model.query(batch)).indices for batch in batches]
-    found = torch.cat(chosen), domains, num_groups, 1 + int(domains.max())
-    table = fp.metrics.contingency_table(*found).float()
-    used, health = table[table.any(1)], fp.selection.selection_health(table.sum(1))
-    shares = used.amax(1) / used.sum(1)
-    pairs = list(zip(batches, chosen, strict=True))
-    selected = torch.cat([model.logits(*pair).argmax(1) for pair in pairs])
-    none = torch.cat([model.logits(batch).argmax(1) for batch in batches])
-    other = torch.cat([model.logits(batch, (of + 1) % num_groups).argmax(1) for batch, of in pairs])
-    return {
-        "effective groups": health["effective_groups"],
-        "dead groups": health["dead_groups"],
-        "images in the group of their domain": fp.selection.clustering_accuracy(table),
-        "smallest share of the main domain of a group": shares.min().item(),
-        "groups of one domain": (shares == 1).sum().item(),
-        "accuracy with the selected groups": (selected == labels).float().mean().item(),
-        "accuracy without groups": (none == labels).float().mean().item(),
-        "predictions that the next group changes": (selected != other).float().mean().item(),
-    }
+GROUPED = ("SGPT", "SGPT, mean readout", "SGPT as printed")
 
 
-@torch.no_grad()
-def losses(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure how far the guides of FedL2G-f moved, and the two losses of the first client."""
-    data = trial.federation.data(trial.setting, 0, now.server_round)
-    model = now.model(method, data)
-    images, labels = data.own()
-    model.eval()
-    features = model.features(images)
-    return guides(trial, method, now) | {
-        "guide loss": F.mse_loss(features, now.server["guides"][labels]).item(),
-        "cross-entropy": F.cross_entropy(model.head(features), labels).item(),
-    }
-
-
-CAUSES: dict[str, Causes] = {
-    **dict.fromkeys(("SGPT", "SGPT, mean readout", "SGPT as printed"), groups),
-    "FedL2G-f": losses,
-}
-"""What explains a row: the rows of :data:`ABLATIONS` by their title."""
+def figures_of(partition: str, row: Row) -> Measured | None:
+    """Return what explains a row."""
+    if row.title in GROUPED:
+        return last(groups)
+    own = last(two_losses) if row.title == "FedL2G-f" else mechanism(row)
+    return Joined(rise(), own) if partition.startswith("fedl2g") else own
 
 
 BOUNDS = {"fedl2g": 0.04}
 """Largest difference of an accuracy between two processors, measured; elsewhere 0.01."""
-RISE = {"fedhpl": {}, "sgpt": {}, "fedl2g": {"rise": "rise, 0.01 nats"}, "fedotp": {}}
+FURTHER = {"lowest": "lowest client", "highest": "highest client"}
+RISE = {"fedl2g": {"rise": "rise, 0.01 nats"}}
 
 
 def task(name: str) -> Task:
@@ -187,10 +138,10 @@ def task(name: str) -> Task:
         hours=lambda partition, row: settings[partition].get("seconds", 15) / 3600,
         rows=lambda partition: ROWS[settings[partition]["rows"]],
         make=make,
-        columns=COLUMNS | {"lowest": "lowest client", "highest": "highest client"} | RISE[name],
+        columns=COLUMNS | FURTHER | RISE.get(name, {}),
         references={title: [title]},
         compared=[first["compared"]],
-        causes=lambda partition, row: CAUSES.get(row.title) or explained(partition, row),
+        figures=figures_of,
         bound=BOUNDS.get(name, 0.01),
     )
 

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import fedprompt as fp
 from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Codec, Message, Payload
 from fedprompt.methods import VitSetting
 from studies import digits
 from studies.ablations import VIT, sides, tested
-from studies.core import Machine, Row, divided, task, trial
+from studies.core import Machine, Row, task, trial
 
 
 class OfChanges(NamedTuple):
@@ -60,15 +58,13 @@ def method(row: Row, trial: Trial) -> fp.Method:
     return fp.rounds.coded(row.entry.make(trial.setting, **row.values), CODECS[row.title])
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Make five clients with one network, under label shift."""
     train, test = sides(seed, "inverted_rotated")
-    how = {"alpha": 0.3, "min_size": len(train.labels) // 30}
-    shards = divided(train, "dirichlet", 5, np.random.default_rng(seed), **how)
+    shards = {"of": "dirichlet", "count": 5, "alpha": 0.3, "min_size": len(train.labels) // 30}
     build = partial(VitSetting, trunks=[digits.trunk("B")])
     budget = VIT | {"rounds": 10, "steps": 12, "cohort_size": 5}
-    budget |= {"seed": seed, "places": tested(seed)}
-    return trial(build, train, test, shards, **budget).shrunk(machine.shrink)
+    return trial(build, train, test, shards, seed=seed, places=tested(seed), **budget)
 
 
 TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}

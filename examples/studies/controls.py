@@ -204,16 +204,14 @@ def _entry(
     family: str,
     *traits: str,
     inputs: str = "",
-    **search: Any,
 ) -> Entry:
-    families, search = tuple(family.split(", ")), {"learning_rate": (1e-3, 1e-1)} | search
-    return Entry(name, title, make, families, traits, search, inputs)
+    return Entry(name, title, make, tuple(family.split(", ")), traits, {}, inputs)
 
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 IMAGES = "one model, mixed models"
 TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
-NORMS, WIDE = partial(tuned_alone, fp.tuning.norms, 1), {"learning_rate": (3e-3, 3e-1)}
+NORMS = partial(tuned_alone, fp.tuning.norms, 1)
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
 LONGEST = "LoRA, rank 4 (local), three times as long"
 LONG = partial(LORA, 3)
@@ -227,23 +225,23 @@ CONTROLS = {
         _entry("local_twice", "Local training, twice as long", TWICE, IMAGES, ALONE),
         _entry("local_thrice", "Local training, three times as long", THRICE, IMAGES, ALONE),
         _entry("coop_twice", "CoOp (local), twice as long", TWICE, "CLIP", ALONE),
-        _entry("fednorms", "Norms", fednorms, "one model", **WIDE),
-        _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE, **WIDE),
+        _entry("fednorms", "Norms", fednorms, "one model"),
+        _entry("norms_alone", "Norms (local)", NORMS, "one model", ALONE),
         _entry("fedlora_alone", "LoRA (local)", partial(LORA, 1), "one model", ALONE),
         _entry("fedlora_thrice", "LoRA (local), three times as long", LONG, "one model", ALONE),
-        _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE, **PFEDME.search),
+        _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE),
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
         _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
-        _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE, **FEDCLIP.search),
+        _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE),
         _entry("linear_head", "Linear head", linear_head, "CLIP"),
         _entry("linear_alone", "Linear head (local)", linear_alone, "CLIP", ALONE),
         _entry("fedlora_clip", "LoRA of the image tower", fedlora_clip, "CLIP", inputs="images"),
         _entry("plot_independent", PLOT, plot_independent, "CLIP"),
-        _entry("fedsept_public", SEPT, fedsept_public, "CLIP", ALONE, **FEDSEPT.search),
+        _entry("fedsept_public", SEPT, fedsept_public, "CLIP", ALONE),
         _entry("coop_csc", "CoOp, a context for each class (local)", coop_csc, "CLIP", ALONE),
         _entry("promptfl_csc", "PromptFL, a context for each class", promptfl_csc, "CLIP", ALONE),
-        _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE, own_weight=(0.1, 2.0)),
+        _entry("coop_gate", GATE, coop_gate, "CLIP", ALONE),
     )
 }
 """Control rows by the name of their function, as in :data:`fedprompt.methods.METHODS`."""

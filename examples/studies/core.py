@@ -2,24 +2,23 @@
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.compare import rows, trials
-from fedprompt.compare.problems import Measured
 from fedprompt.compare.records import Record
 from fedprompt.compare.runs import Run
 from fedprompt.compare.trials import Trial
-from fedprompt.methods import METHODS, Federation, HeldOut, Setting, evaluate
+from fedprompt.methods import METHODS, Federation, HeldOut, Setting
 from studies.controls import CONTROLS
+from studies.figures import Measured, mechanism
 
 FOLDER = Path(__file__).parent / "settings"
 HEAD_RATE = "head_rate"
@@ -51,7 +50,7 @@ class Images(NamedTuple):
     labels: Tensor
     domains: Tensor
 
-    def at(self, positions: Tensor) -> "Images":
+    def at(self, positions: Any) -> "Images":
         """Return the images at some positions."""
         return Images(*(part[positions] for part in self))
 
@@ -91,49 +90,6 @@ class Machine(trials.Machine):
     root: Path = Path()
     weights: Mapping[str, Path] = field(default_factory=dict)
     pretrained: bool = False
-
-
-def guides(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure how far the guides of FedL2G moved."""
-    first, last = method.server.state["guides"], now.server["guides"]
-    return {
-        "distance of the guides, of their first norm": float((last - first).norm() / first.norm())
-    }
-
-
-@torch.no_grad()
-def selections(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure how many groups of SGPT the test images select."""
-    model = now.model(method, trial.federation, trial.setting.clients[0]).eval()
-    parts = (part.to(trial.setting.device) for part in trial.tests.inputs.split(256))
-    chosen = torch.cat([model.selector(model.query(part)).indices for part in parts])
-    counts = chosen.bincount(minlength=len(model.selector.keys))
-    return {"effective groups": fp.selection.selection_health(counts)["effective_groups"]}
-
-
-@torch.no_grad()
-def violation(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure the largest violation of a marginal by the plans of FedOTP, for 64 test images."""
-    model, seen = now.model(method, trial.federation, trial.setting.clients[0]).eval(), list[Any]()
-    solver = model.match.keywords["solver"]
-
-    def watched(*problem: Any) -> Any:
-        seen.append(solver(*problem))
-        return seen[-1]
-
-    model.match = partial(model.match, solver=watched)
-    model(trial.tests.inputs[:64].to(trial.setting.device))
-    return {"violation of the plans": max(float(each.error.max()) for each in seen)}
-
-
-MECHANISMS = {"fedl2g_l": guides, "fedl2g_f": guides, "sgpt": selections}
-MECHANISMS |= {"fedotp": violation, "fedotp_classical": violation}
-"""Measure of the mechanism of each paper's method."""
-
-
-def explained(partition: str, row: Row) -> Measured | None:
-    """Return what explains a row of any task: the measure of its mechanism."""
-    return MECHANISMS.get(str(row.method))
 
 
 def divided(
@@ -190,8 +146,9 @@ def trial(
     build: Callable[..., Setting],
     train: Images,
     test: Images,
-    shards: Sequence[Any],
+    shards: Sequence[Any] | Mapping[str, Any],
     *,
+    seed: int,
     newcomers: int = 0,
     domain_names: Sequence[str] = ("",),
     own: Sequence[Tensor] | None = None,
@@ -206,7 +163,8 @@ def trial(
         build: Function that makes the setting.
         train: Training images.
         test: Test images.
-        shards: Positions of the training images of each client.
+        shards: Positions of the training images of each client, or arguments of :func:`divided`.
+        seed: Seed of the setting, and of the division.
         newcomers: Number of clients that never train.
         domain_names: Names of the domains.
         own: Positions of each client's test images, in place of its mix.
@@ -214,8 +172,10 @@ def trial(
             of two seeds.
         fields: Further fields of the setting; without `num_classes`, there are ten classes.
     """
+    if isinstance(shards, Mapping):
+        shards = divided(train, rng=np.random.default_rng(seed), **shards)
     first = len(shards) - newcomers
-    same = {"clients": range(first), "num_classes": 10, "public": train.pixels[:0]}
+    same = {"clients": range(first), "num_classes": 10, "public": train.pixels[:0], "seed": seed}
     setting = build(**{**same, **fields})
     owned = dict(enumerate(map(torch.as_tensor, shards)))
     federation = Federation(train.pixels, train.labels, owned)
@@ -229,7 +189,7 @@ def trial(
         known = test.cells(setting.num_classes)
         tests = HeldOut(test.pixels, test.labels, cells=known, mixes=mixes)
     if places is None:
-        places = torch.arange(len(test.labels)) + 10**6 * setting.seed
+        places = torch.arange(len(test.labels)) + 10**6 * seed
     names = [*map(str, owned)]
     return Trial(setting, federation, tests, places, range(first, len(shards)), names)
 
@@ -244,14 +204,14 @@ class Task:
         partitions: Words for each partition.
         family: Function from a partition to the family of the methods that can take part.
         rows: Function from a partition to its rows.
-        make: Function (partition, row, seed, machine, validate) -> trial.
+        make: Function (partition, row, seed, machine) -> trial.
+        shrunk: Function (trial, share) -> trial with a share of its rounds, steps and images.
         method: Function (row, trial) -> method, or None for that of the row.
         columns: Words for each column of a table, by its name in records.
         references: Titles of the rows with which a table compares, by the word for them.
         compared: Columns of the differences to the references.
-        causes: Function (partition, row) -> function (trial, method, last round) -> further
-            figures, or None.
-        last_rounds: Function (partition, row) -> number of last rounds that are averaged.
+        figures: Function (partition, row) -> function (trial, method, round) -> further figures, or
+            None.
         hours: Function (partition, row) -> hours of one run, by arithmetic; None if not known.
         processor: Processor of these hours.
         bound: Largest difference of an accuracy between two processors, measured.
@@ -265,12 +225,12 @@ class Task:
     family: Callable[[str], str] = lambda partition: "one model"
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
+    shrunk: Callable[[Trial, float], Trial] = Trial.shrunk
     method: Callable[[Row, Trial], fp.Method] | None = None
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
-    causes: Callable[[str, Row], Measured | None] = explained
-    last_rounds: Callable[[str, Row], int] = lambda partition, row: 1
+    figures: Callable[[str, Row], Measured | None] = lambda partition, row: mechanism(row)
     hours: Callable[[str, Row], float | None]
     processor: str = "one core of the machine of the records"
     bound: float = 0.01
@@ -294,8 +254,12 @@ class Cell(Run):
 
     def made(self) -> Trial:
         """Return the trial."""
-        where = {"seed": self.seed, "machine": self.machine, "validate": False}
-        return self.problem.make(self.partition, self.row, **where).on(self.machine.device)
+        where = {"seed": self.seed, "machine": self.machine}
+        made = self.problem.make(self.partition, self.row, **where)
+        if (rate := self.row.values.get(HEAD_RATE)) is not None:
+            made = made._replace(setting=replace(made.setting, head_rate=rate))
+        made = self.problem.shrunk(made, self.machine.shrink)
+        return made.on(self.machine.device)
 
     def method(self, trial: Trial) -> fp.Method:
         """Make the method."""
@@ -307,50 +271,15 @@ class Cell(Run):
                 made = self.row.entry.make(trial.setting, **values)
         return made if made.setting is not None else made._replace(setting=trial.setting)
 
-    def figures(self) -> Measured:
+    def figures(self) -> Measured | None:
         """Return the function of further figures."""
-        causes = self.problem.causes(self.partition, self.row)
-        losses = Rise() if "rise" in self.problem.columns else None
-        last = self.problem.last_rounds(self.partition, self.row)
-        shared = not self.row.personalized
-
-        def measured(trial: Trial, method: fp.Method, now: fp.Round) -> Mapping[str, float]:
-            left, found = trial.setting.rounds - 1 - now.server_round, dict[str, float]()
-            if last > 1 and left < last:
-                how = {"clients": trial.tested, "newcomers": (), "shared": shared}
-                found |= evaluate(method, trial.federation, now, trial.tests, **how)
-            if losses is not None:
-                found |= losses(trial, method, now)
-            return found | (causes(trial, method, now) if causes and not left else {})
-
-        return measured
-
-
-class Rise:
-    """Negative effect: largest rise of a client's training loss over its lowest value before."""
-
-    def __init__(self) -> None:
-        self.losses: list[Tensor] = []
-
-    def __call__(self, trial: Trial, method: fp.Method, now: fp.Round) -> Mapping[str, float]:
-        """Measure the loss of each client on all its training images after a round, in nats."""
-        found = []
-        for client in trial.setting.clients:
-            images, labels = trial.federation.data(trial.setting, client, now.server_round).own()
-            model = now.model(method, trial.federation, client).eval()
-            with torch.no_grad():
-                found.append(F.cross_entropy(model(images), labels))
-        self.losses.append(torch.stack(found))
-        if now.server_round < trial.setting.rounds - 1:
-            return {}
-        return {"rise": fp.metrics.negative_effect(torch.stack(self.losses)).average}
+        return self.problem.figures(self.partition, self.row)
 
 
 def task(name: str, **functions: Any) -> Task:
     """Make a task of ``settings/tasks.toml`` with its functions."""
     known = content("tasks")
     fields = known.get(known[name].pop("like", ""), {}) | known[name]
-    fields.pop("tuned_on", None)
     seconds, family = fields.pop("seconds"), fields.pop("family", "one model")
     same = {"family": lambda partition: family, "hours": lambda partition, row: seconds / 3600}
     return Task(**same, **fields, **functions)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.trials import Trial
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import ClipSetting, Setting
-from studies.core import HEAD_RATE, Images, Machine, Row, Task, divided, task, trial
+from studies.core import HEAD_RATE, Images, Machine, Row, Task, task, trial
 from studies.tuning import HeadSetting, rows_of, two_rates
 
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
@@ -58,21 +57,15 @@ def clip(**common: Any) -> ClipSetting:
     )
 
 
-def make(
-    build: Any, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
-) -> Trial:
+def make(build: Any, partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the digits over clients, for a setting that `build` makes."""
     shifted = partition in ("domains", "example")
-    train, public, test = digits(build is clip, shifted, seed, validate, row.entry.inputs)
-    owned = divided(
-        train, count=NUM_CLIENTS, rng=np.random.default_rng(seed), **DIVISIONS[partition]
-    )
-    fields = {"rounds": 8 if validate else 15, "steps": 8, "cohort_size": 5, "batch_size": 32}
-    fields |= {name: value for name, value in row.values.items() if name == HEAD_RATE}
+    train, public, test = digits(build is clip, shifted, seed, row.entry.inputs)
+    fields = {"rounds": 15, "steps": 8, "cohort_size": 5, "batch_size": 32, "public": public}
     fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
-    fields |= {"seed": seed, "public": public, "newcomers": NUM_NEWCOMERS}
-    fields["places"] = torch.arange(len(test.labels))
-    return trial(build, train, test, owned, **fields).shrunk(machine.shrink)
+    fields |= {"newcomers": NUM_NEWCOMERS, "places": torch.arange(len(test.labels))}
+    division = {"count": NUM_CLIENTS, **DIVISIONS[partition]}
+    return trial(build, train, test, division, seed=seed, **fields)
 
 
 @cache
@@ -83,11 +76,11 @@ def trunk(size: str) -> Trunk:
 
 @cache
 def digits(
-    on_canvases: bool, shifted: bool, seed: int, validate: bool, inputs: str
+    on_canvases: bool, shifted: bool, seed: int, inputs: str
 ) -> tuple[Images, Tensor, Images]:
     """Return training, public and test digits, in one domain or in several.
 
-    All seeds have the same test digits. With `validate`, training digits take their place.
+    All seeds have the same test digits.
     """
     names = (list(DOMAINS) if on_canvases else SHIFTED) if shifted else None
     names = names or ["inverted" if on_canvases else "inverted_rotated"]
@@ -96,9 +89,6 @@ def digits(
     images, labels = split.train_images[order], split.train_labels[order]
     public, images, labels = images[:NUM_PUBLIC], images[NUM_PUBLIC:], labels[NUM_PUBLIC:]
     test, test_labels = split.test_images, split.test_labels
-    if validate:
-        cut = len(labels) * 3 // 4
-        test, test_labels, images, labels = images[cut:], labels[cut:], images[:cut], labels[:cut]
     rng = fp.stream_generator(seed, server_round=0, purpose="domains")
     (train, domains), (public, _), (test, test_domains) = (
         in_domains(side, names, rng, SIZES if on_canvases else None, inputs)

@@ -42,24 +42,10 @@ FIXED = Row("FedOTP (classical), rate 0.01", "fedotp_classical", RATE)
 
 @cache
 @torch.no_grad()
-def sides(inputs: str, validate: bool, among_fragments: bool = False) -> tuple[Images, Images]:
-    """Return training and test emoji as tokens of the CLIP, the pooled one first, or as images.
-
-    With `validate`, a quarter of the nouns of the training emoji take the place of the test emoji.
-    """
+def sides(inputs: str, among_fragments: bool = False) -> tuple[Images, Images]:
+    """Return training and test emoji as tokens of the CLIP, the pooled one first, or as images."""
     rng = torch.Generator().manual_seed(0)
-    train, test = samples.emoji()
-    if validate:
-        nouns = [name.split()[-1] for name in train.names]  # "guide dog" is a dog
-        of_class: dict[int, list[str]] = {}
-        for noun, label in sorted(dict(zip(nouns, train.labels.tolist(), strict=True)).items()):
-            of_class.setdefault(label, []).append(noun)
-        drawn = {noun for members in of_class.values() for noun in members[::4]}
-        held = torch.tensor([noun in drawn for noun in nouns])
-        known = Images(train.images, train.labels, train.styles)
-        chosen = [known.at(~held), known.at(held)]
-    else:
-        chosen = [Images(side.images, side.labels, side.styles) for side in (train, test)]
+    chosen = [Images(side.images, side.labels, side.styles) for side in samples.emoji()]
     if among_fragments:
         chosen = [side._replace(pixels=cluttered(side.pixels, rng)) for side in chosen]
     first, second = (side._replace(pixels=encoded(side.pixels, inputs)) for side in chosen)
@@ -110,9 +96,9 @@ def shards(train: Images, partition: str, rng: np.random.Generator) -> list[Any]
     return [chosen[part] for part in divided(train.at(chosen), rng=rng, **how)]
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the emoji over clients."""
-    train, test = sides(row.entry.inputs, validate, partition == "clutter")
+    train, test = sides(row.entry.inputs, partition == "clutter")
     names, further = samples.CLASS_NAMES, dict[str, Further]()
     if partition == "base-to-new":
         train, test, further["new"] = base_to_new(train, test)
@@ -126,12 +112,12 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     ids = sorted(range(len(owned)), key=lambda k: styles[k] in left)
     tower = fp.TextTower(samples.clip(), samples.tokenize)
     build = partial(ClipSetting, tower=tower, template=samples.TEMPLATES[""][0])
-    fields = {"rounds": 5 if validate else 10, "steps": 8, "make_optimizer": torch.optim.Adam}
+    fields = {"rounds": 10, "steps": 8, "make_optimizer": torch.optim.Adam}
     fields |= {"class_names": names, "num_classes": len(names), "domain_names": samples.STYLES}
     fields |= {"seed": seed, "newcomers": sum(styles[k] in left for k in ids)}
     made = trial(build, train, test, [owned[k] for k in ids], **fields)
     places = torch.arange(len(test.labels))  # the same test emoji for all seeds
-    return made._replace(further=further, places=places).shrunk(machine.shrink)
+    return made._replace(further=further, places=places)
 
 
 def rows(partition: str) -> list[Row]:

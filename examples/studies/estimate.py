@@ -27,7 +27,7 @@ from studies.backbones import backbone
 from studies.controls import CONTROLS
 from studies.core import Row, Task, content
 from studies.networks import small_network
-from studies.papers import Setting
+from studies.papers import POINTS, Setting
 
 GPU = "an A100 at half of its 19.5 TFLOP/s in float32, and at least 10 ms a step"
 SPEED = 0.5 * 19.5e12
@@ -54,7 +54,10 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
     if setting.test_share is not None:
         tested = setting.test_share * (tested + sizes["train"])
     count = setting.num_clients
-    tests = setting.last_rounds * (count if row.personalized else 1)
+    points = min(POINTS, setting.rounds) if setting.curve else 0
+    looked = points * images if setting.curve == "loss" else 0
+    tests = max(setting.last_rounds, 0 if looked else points) + setting.per_class
+    tests *= count if row.personalized else 1
     turns = setting.rounds * setting.epochs * setting.cohort_size / count
     steps = turns * count * math.ceil(images / count / setting.batch_size)
     flops = [forward_flops(name, setting.image_size) for name in setting.backbones]
@@ -68,7 +71,7 @@ def paper_hours(setting: Setting, row: Row) -> float | None:
         before = (images + tested) * one + 2 * tests * math.ceil(tested / BATCH) * text
         total = factor * steps * text
     else:
-        before = tests * tested * one
+        before = (tests * tested + looked) * one
         total = factor * turns * images * one
     return (before / SPEED + max(total / SPEED, blocks * steps * STEP)) / 3600
 

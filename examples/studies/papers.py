@@ -17,6 +17,8 @@ from fedprompt.methods.papers import PRINTED, Printed
 from studies.core import Row, content
 
 PAPERS = ("fedhpl", "sgpt", "fedl2g", "fedotp")
+POINTS = 50
+"""Number of points of a curve; a few more where it does not divide the rounds."""
 FAMILIES = {"networks": "mixed models"}
 """Family of the methods of a setting, where it has another name."""
 
@@ -102,6 +104,11 @@ class Setting:
         num_features: Width of the features after a learned projection, or None.
         length: Number of learnable tokens of a context.
         last_rounds: Number of last rounds whose accuracies are averaged.
+        curve: Column of an accuracy over rounds, whose best round is a figure, too; or "loss", the
+            mean training loss of the clients.
+        per_class: Whether the accuracy of each class is a figure.
+        per_group: Whether the groups of SGPT are: those that a client selects over rounds, and
+            their congruence with k-means.
         test_share: Share of each client's images that are its own test images, after the training
             and test images of the data set are pooled. If None, the test images are those of the
             data set.
@@ -131,6 +138,9 @@ class Setting:
     num_features: int | None = None
     length: int = 16
     last_rounds: int = 1
+    curve: str = ""
+    per_class: bool = False
+    per_group: bool = False
     test_share: float | None = None
     own_tests: bool = False
 

@@ -20,7 +20,7 @@ import photographs
 from fedprompt.compare.trials import Trial
 from fedprompt.methods import Setting
 from fedprompt.methods.fedotp import two_contexts
-from studies.core import Images, Machine, Row, content, divided, task, trial
+from studies.core import Images, Machine, Row, content, task, trial
 from studies.photos import DINO, RANDOM, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
@@ -95,20 +95,17 @@ def method(row: Row, trial: Trial) -> fp.Method:
     return two_contexts(model, values["learning_rate"], local=values.get("local", False))
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Give each of ten clients a few images of two classes; all seeds have the same test images."""
-    end = NUM_TRAIN // 2 if validate else NUM_TRAIN
-    train = torch.arange(NUM_PUBLIC, end)
-    test = torch.arange(end, NUM_TRAIN if validate else NUM_TRAIN + NUM_TEST)
     found, labels = tokens(source_of(machine, DINO)), canvases()[1]
     images = Images(found, labels, torch.zeros_like(labels))
-    shots = {"classes_per_client": 2, "shots": int(partition.removeprefix("shots-"))}
-    rng = np.random.default_rng(seed)
-    shards = divided(images.at(train), "pathological", 10, rng, **shots)
+    train, test = images.at(slice(NUM_PUBLIC, NUM_TRAIN)), images.at(slice(NUM_TRAIN, None))
+    few = {"of": "pathological", "count": 10, "classes_per_client": 2}
+    few["shots"] = int(partition.removeprefix("shots-"))
     budget = {"rounds": 10, "epochs": 5, "cohort_size": 10, "batch_size": 32}
     build = partial(Setting, make_optimizer=torch.optim.Adam, **budget)
-    made = trial(build, images.at(train), images.at(test), shards, seed=seed, places=test)
-    return made.shrunk(machine.shrink)
+    places = torch.arange(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
+    return trial(build, train, test, few, seed=seed, places=places)
 
 
 ROWS, EQUAL = (

@@ -11,7 +11,6 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -22,23 +21,12 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from build_samples.build import new_model
-from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
-from studies.core import (
-    HEAD_RATE,
-    Images,
-    Machine,
-    Row,
-    Task,
-    content,
-    divided,
-    explained,
-    task,
-    trial,
-)
+from studies.core import Images, Machine, Row, Task, content, divided, task, trial
+from studies.figures import Joined, Measured, averaged, bytes_kept, last, mechanism
 from studies.networks import (
     BorderSetting,
     Convolutional,
@@ -55,6 +43,7 @@ START = CONTENT["start"]
 """Default learning rates for features of DINOv2, where they differ from the method's file."""
 NUM_IMAGES = {"solar": 2624, "mnist": 3000}
 NUM_PUBLIC, NUM_TEST = 64, 480
+BUDGET = ("rounds", "steps", "batch_size", "cohort_size")
 DINO, EFFICIENTNET = "vit_small_patch14_dinov2", "tf_efficientnet_lite0"
 
 
@@ -83,12 +72,10 @@ TUNED = [Row(title, *values) for title, values in CONTENT["tuned"].items()]
 """Rows that train parts of the network in place of prompts."""
 
 
-def make(
-    task: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool
-) -> Trial:
+def make(task: str, partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the photographs over clients."""
     division = DIVISIONS[partition]
-    data, train, test = split(task, division, seed, validate)
+    data, train, test = split(task, division, seed)
     labels, num_classes = classes(data, task, division.shifted)
     data = Images(as_inputs(torch.arange(len(labels))), labels, data.domains)
     public, train, places = train[:NUM_PUBLIC], data.at(train[NUM_PUBLIC:]), test
@@ -98,25 +85,22 @@ def make(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         trunks = [trunk.adapted(as_inputs(public)) for trunk in trunks]
-    made = trial(
+    return trial(
         PhotographSetting,
         train,
         data.at(places),
         shards,
+        seed=seed,
         places=places,
         newcomers=division.num_newcomers,
         num_classes=num_classes,
-        rounds=-(-division.rounds // 2) if validate else division.rounds,
-        **{name: getattr(division, name) for name in ("steps", "batch_size", "cohort_size")},
-        seed=seed,
+        **{name: getattr(division, name) for name in BUDGET},
         public=as_inputs(public),
         make_optimizer=partial(torch.optim.AdamW, weight_decay=1e-3),
-        head_rate=row.values.get(HEAD_RATE),
         trunks=trunks,
         num_prompts=4,
         num_features=None if len(trunks) == 1 else 64,
     )
-    return made.shrunk(machine.shrink)
 
 
 def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
@@ -126,17 +110,15 @@ def classes(data: Photographs, task: str, shifted: bool) -> tuple[Tensor, int]:
     return data.labels, len(data.class_names)
 
 
-def split(
-    task: str, division: SimpleNamespace, seed: int, validate: bool
-) -> tuple[Photographs, Tensor, Tensor]:
+def split(task: str, division: SimpleNamespace, seed: int) -> tuple[Photographs, Tensor, Tensor]:
     """Return all images, and the positions of training and test images in random order.
 
-    Test images are a random part of those that no tuning trial sees.
+    Test images are a random part of those that no choice of hyperparameters saw.
     """
     data = images_of(task, division.shifted, division.num_images)
     rng = np.random.default_rng([seed, 1])
-    train, test = torch.arange(len(data.labels)), torch.arange(0)
-    for source in [np.random.default_rng([0, 1]), rng][: 2 if validate else 1]:
+    train = torch.arange(len(data.labels))
+    for source in (np.random.default_rng([0, 1]), rng):
         train, test = photographs.split_by_runs(data, train, share=0.25, rng=source)
     train, test = (part[torch.from_numpy(rng.permutation(len(part)))] for part in (train, test))
     return data, train, test[:NUM_TEST]
@@ -274,29 +256,6 @@ def front(where: Where, source: Path | str | None, start: int) -> Tensor:
     return photographs.encoded(run, images_of(*where).images, IMAGE_SIZE)
 
 
-def bytes_kept(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure the bytes that a batch of the first client keeps for its backward pass.
-
-    Parameters do not count, and their copies in bfloat16 do.
-    """
-    data = trial.federation.data(trial.setting, 0, now.server_round)
-    inputs, labels = next(data.batches())
-    model, held = now.model(method, data), WeakValueDictionary[int, Tensor]()
-    parameters = (*model.parameters(), *model.trunk.whole.model.parameters())  # frozen ones, too
-    fixed = {parameter.untyped_storage().data_ptr() for parameter in parameters}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept = tensor.detach()  # an output with its node would keep itself
-        held[id(kept)] = kept
-        return kept
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = F.cross_entropy(model(inputs), labels)
-    storages = [tensor.untyped_storage() for tensor in held.values()]  # those of the graph only
-    sizes = {part.data_ptr(): part.nbytes() for part in storages if part.data_ptr() not in fixed}
-    return {"kept": sum(sizes.values())} if loss.requires_grad else {}
-
-
 def started(row: Row) -> Row:
     """Give a row its default learning rate for features of DINOv2."""
     rate = START.get(str(row.method), row.values["learning_rate"])
@@ -318,16 +277,16 @@ def task_of(name: str, *without: str) -> Task:
         names = [DINO] * bool(kinds - {"convolutional", "small"})
         return [RANDOM, *names, *[EFFICIENTNET] * ("convolutional" in kinds)]
 
-    def causes(partition: str, row: Row) -> Causes | None:
-        return bytes_kept if partition.startswith("deep") else explained(partition, row)
+    def figures(partition: str, row: Row) -> Measured:
+        own = last(bytes_kept) if partition.startswith("deep") else mechanism(row)
+        return Joined(averaged(DIVISIONS[partition].last_rounds, not row.personalized), own)
 
     return task(
         name,
         partitions={key: DIVISIONS[key].title for key in DIVISIONS if key not in without},
         rows=rows,
         make=partial(make, name),
-        last_rounds=lambda partition, row: DIVISIONS[partition].last_rounds,
-        causes=causes,
+        figures=figures,
         networks=networks,
     )
 

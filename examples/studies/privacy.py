@@ -8,14 +8,14 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt import samples
-from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Trial
 from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from studies import digits
 from studies.ablations import sides, tested
-from studies.core import Machine, Row, divided, task, trial
+from studies.core import Machine, Row, task, trial
+from studies.figures import Measured, last
 
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 RATES = [0.9, 100.0, 10.0, 3.0, 0.9]
@@ -65,7 +65,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return samples.augment(images, generator) if len(images) else images
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False) -> Trial:
     """Make five clients with 240 images each and one network.
 
     With `validate`, they have 180, and a quarter of the training images are the tests.
@@ -75,20 +75,21 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
     if validate:
         places = torch.arange(len(train.labels)) % 4 == 0
         train, test, places = train.at(~places), train.at(places), places.nonzero()[:, 0]
-    few = divided(train, "iid", 5, np.random.default_rng(seed), most=240)
     steps = {"make_optimizer": torch.optim.SGD, "augment": augment}
     steps["schedule"] = lambda progress: (1 + np.cos(np.pi * progress)) / 2
     build = partial(VitSetting, trunks=[digits.trunk("B")], num_prompts=4, **steps)
     budget = {"rounds": 10, "steps": 4, "cohort_size": 5, "batch_size": 48}
-    budget |= {"seed": seed, "places": places}
-    return trial(build, train, test, few, **budget).shrunk(machine.shrink)
+    few = {"of": "iid", "count": 5, "most": 240}
+    return trial(build, train, test, few, seed=seed, places=places, **budget)
 
 
-def causes(partition: str, row: Row) -> Causes:
+def noise_of(partition: str, row: Row) -> Measured:
     """Return the function that records the noise of a row."""
-    return lambda trial, method, now: {"noise": multiplier_of(row, trial.setting)}
+    return last(lambda trial, method, now: {"noise": multiplier_of(row, trial.setting)})
 
 
 TASKS = {
-    "privacy": task("privacy", rows=lambda partition: ROWS, make=make, method=method, causes=causes)
+    "privacy": task(
+        "privacy", rows=lambda partition: ROWS, make=make, method=method, figures=noise_of
+    )
 }

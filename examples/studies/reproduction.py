@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.backbones.pretrained import tokens_of
 from fedprompt.compare.images import prepared_trunk
-from fedprompt.compare.problems import Measured as Causes
 from fedprompt.compare.trials import Chosen, CompareError, Trial
 from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
 from fedprompt.methods.papers import PRINTED
-from studies import estimate, papers, sets
+from studies import estimate, figures, papers, sets
 from studies.backbones import Make, backbone, pretrained
-from studies.core import COLUMNS, Images, Machine, Row, Task, content, explained, trial
+from studies.core import COLUMNS, Images, Machine, Row, Task, content, trial
 from studies.division import divide, fewer, only_used, split_shards
+from studies.figures import Joined, Measured, last
 from studies.pipeline import Preparation, flipped
 from studies.sets.readers import ImageSet
 
@@ -31,7 +30,7 @@ FLOATS = ("fedmix",)
 """Methods that average images, or differentiate by them."""
 SCALED = ("pfedpt",)
 """Methods that add values of their own to images, whose levels are from -1 to 1."""
-SUPERCLASSES = content("sizes")["superclasses"]["cifar100"]
+SUPERCLASSES = torch.tensor(content("sizes")["superclasses"]["cifar100"], device="cpu")
 NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
@@ -52,9 +51,7 @@ class PaperClip(ClipSetting):
     prepare: Preparation
 
 
-def make(
-    paper: str, partition: str, row: Row, *, seed: int, machine: Machine, validate: bool = False
-) -> Trial:
+def make(paper: str, partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the images of a data set over the clients of a setting.
 
     Args:
@@ -63,7 +60,6 @@ def make(
         row: Row with a method.
         seed: Seed of the division, initial values, cohorts and batches.
         machine: Where the data set is, and the device.
-        validate: Not used, because papers give the hyperparameters.
     """
     setting = papers.settings(paper)[partition].of(row)
     of = partial(backbone, weights=machine.weights)
@@ -110,7 +106,11 @@ def divided(
     if setting.own_tests:
         own = divided_tests(run.num_classes, train, test, shards, rng)
     how = {"domain_names": data.domain_names, "own": own}
-    return trial(lambda **fields: run, train, test, shards, **how)
+    made = trial(lambda **fields: run, train, test, shards, seed=seed, **how)
+    if setting.partition.kind != "domains":
+        return made
+    firsts = [data.domain_names[train.domains[part[0]]] for part in shards]
+    return made._replace(names=[f"{name}-{client}" for client, name in enumerate(firsts)])
 
 
 def divided_tests(
@@ -211,47 +211,33 @@ def _clip(
     return run, sides
 
 
-@torch.no_grad()
-def cluster_accuracy(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
-    """Measure how well the groups of test images of CIFAR-100 agree with their superclasses.
-
-    Returns:
-        `clusters`, the share of the images whose superclass is the most frequent one of their
-        group.
-    """
-    first = trial.setting.clients[0]
-    model = now.model(method, trial.federation, first)
-    batches = (inputs.to(trial.setting.device) for inputs in trial.tests.inputs.split(256))
-    chosen = [model.selector(model.query(inputs)).indices.cpu() for inputs in batches]
-    superclasses = torch.tensor(SUPERCLASSES, device="cpu")[trial.tests.labels]
-    return {"clusters": purity(torch.cat(chosen), superclasses)}
-
-
-def joined(*measures: Causes) -> Causes:
-    """Return a function with the figures of all of some functions."""
-    return lambda *where: {k: v for measure in measures for k, v in measure(*where).items()}
-
-
-def purity(groups: Int[Tensor, "images"], kinds: Int[Tensor, "images"]) -> float:
-    """Return the share of the images whose kind is the most frequent one of their group."""
-    sizes = int(groups.max()) + 1, int(kinds.max()) + 1
-    table = fp.metrics.contingency_table(groups, kinds, *sizes)
-    return fp.selection.selection_health(table)["purity"]
+def figures_of(setting: papers.Setting, row: Row) -> Measured:
+    """Return the figures of a row: of last rounds, of curves, of classes and of mechanisms."""
+    setting, shared = setting.of(row), not row.personalized
+    domains = setting.partition.kind == "domains"
+    found = [figures.mechanism(row), figures.averaged(setting.last_rounds, shared, domains)]
+    if setting.curve:
+        every, column = max(1, setting.rounds // papers.POINTS), setting.curve
+        points = figures.loss_curve if column == "loss" else partial(figures.curve, column, shared)
+        found.append(points(every=every))
+    if setting.per_class:
+        found.append(last(figures.classes))
+    if setting.per_group and row.method == "sgpt":
+        found += [figures.selections_of_client(), last(figures.congruence)]
+    if "clusters" in getattr(row, "figures", ()):
+        found.append(last(figures.clusters(SUPERCLASSES)))
+    return Joined(*found)
 
 
 def task(paper: str) -> Task:
     """Make the task of a paper, whose partitions are its settings."""
-
-    def causes(partition: str, row: Row) -> Causes | None:
-        own = explained(partition, row)
-        clustered = isinstance(row, papers.PaperRow) and "clusters" in row.figures
-        return joined(cluster_accuracy, own) if clustered and own else own
-
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]
     rows = [row for setting in settings.values() for row in setting.rows]
     names = dict.fromkeys(name for row in rows for name in row.figures)
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
+    curves = {each.curve for each in settings.values()} - {"", "loss"}
+    own |= {f"{name}, best round": f"{(COLUMNS | own)[name]}, best round" for name in curves}
     functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
 
     def method(row: Row, trial: Trial) -> fp.Method:
@@ -271,8 +257,8 @@ def task(paper: str) -> Task:
         method=method,
         networks=networks,
         columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
-        causes=causes,
-        last_rounds=lambda partition, row: settings[partition].of(row).last_rounds,
+        figures=lambda partition, row: figures_of(settings[partition], row),
+        shrunk=lambda trial, share: trial,  # of fewer images from the beginning
         hours=lambda partition, row: estimate.paper_hours(settings[partition], row),
         processor=estimate.GPU,
         choices=lambda partition: settings[partition].choices,

@@ -3,15 +3,14 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import fedprompt as fp
-from fedprompt.compare.problems import Measured
 from fedprompt.compare.trials import Trial
 from fedprompt.methods.sizes import low_rank_pairs
 from studies import digits, photos
-from studies.core import HEAD_RATE, Machine, Row, divided, task, trial
+from studies.core import HEAD_RATE, Machine, Row, task, trial
+from studies.figures import Measured, last
 from studies.tuning import HEAD
 
 CLIENTS = {"digits": 18, "solar": 12}
@@ -63,17 +62,16 @@ def method(row: Row, trial: Trial) -> fp.Method:
     return made._replace(client=client) if dropped else made
 
 
-def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: bool) -> Trial:
+def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide images over clients of one domain each; sizes take turns within a domain."""
     if partition == "solar":
-        return photos.make(partition, "sizes", row, seed=seed, machine=machine, validate=validate)
-    train, public, test = digits.digits(False, True, seed, validate, "")
-    shards = divided(train, "domains", CLIENTS[partition], np.random.default_rng(seed))
+        return photos.make(partition, "sizes", row, seed=seed, machine=machine)
+    train, public, test = digits.digits(False, True, seed, "")
+    shards = {"of": "domains", "count": CLIENTS[partition]}
     budget = {"rounds": 12, "steps": 8, "cohort_size": 6, "batch_size": 32, "public": public}
     budget["places"] = torch.arange(len(test.labels))  # the same test digits for all seeds
     budget |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
-    build = partial(digits.vits, "S", **{HEAD_RATE: row.values.get(HEAD_RATE)})
-    return trial(build, train, test, shards, seed=seed, **budget).shrunk(machine.shrink)
+    return trial(partial(digits.vits, "S"), train, test, shards, seed=seed, **budget)
 
 
 def beyond(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
@@ -83,20 +81,20 @@ def beyond(trial: Trial, method: fp.Method, now: fp.Round) -> dict[str, float]:
     """
     large = 2  # a client of the largest size
     start = fp.Round(-1, method.server.state, {})
-    first, last = (
+    before, after = (
         fp.snapshot(each.model(method, trial.federation, large)) for each in (start, now)
     )
     shares = []
-    for weight, (b, a) in low_rank_pairs(last).items():
-        change = last[b] @ last[a] + (last[weight] - first[weight] if weight in last else 0)
+    for weight, (b, a) in low_rank_pairs(after).items():
+        change = after[b] @ after[a] + (after[weight] - before[weight] if weight in after else 0)
         energy = torch.linalg.svdvals(change).square()
         shares.append(1 - energy[: RANKS[0]].sum() / energy.sum())
     return {"beyond": float(torch.stack(shares).mean())}
 
 
-def causes(partition: str, row: Row) -> Measured | None:
+def figures(partition: str, row: Row) -> Measured | None:
     """Return the measure of a row of LoRA."""
-    return None if row.method == "fedvpt_d" else beyond
+    return None if row.method == "fedvpt_d" else last(beyond)
 
 
 TASKS = {
@@ -105,7 +103,7 @@ TASKS = {
         rows=rows,
         make=make,
         method=method,
-        causes=causes,
+        figures=figures,
         networks=lambda partition, row: [photos.RANDOM, photos.DINO] * (partition == "solar"),
     )
 }

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -56,7 +56,8 @@ def run(
         trial: Trial.
         shared: Whether all clients predict with one model.
         figures: Function (trial, method, round) -> further figures, which is called after each
-            round. They are averaged over the rounds that have them.
+            round. They are averaged over the rounds that have them. One that needs earlier rounds
+            has `state_dict` and `load_state_dict`, so that a killed run goes on.
         progress: Function that is called with each further share of the run.
         checkpoint: Folder of the state of a run that is not finished, or None.
     """
@@ -106,6 +107,8 @@ def _rounds(
         start, sent = known["now"], Counter(known["sent"])
         passes.update(known["passes"])
         listed += known["figures"]
+        if "measured" in known:
+            cast(Any, figures).load_state_dict(known["measured"])
         progress((start.server_round + 1) / trial.setting.rounds)
     saved, now = time.monotonic(), start
     rounds = fp.run_rounds(counted, trial.federation, start=start, group=group, share=True)
@@ -121,11 +124,17 @@ def _rounds(
             listed.append(dict(figures(trial, method, now)))
         progress(1 / trial.setting.rounds)
         if checkpoint is not None and group is None and time.monotonic() > saved + PAUSE:
-            total = sent.copy()
-            total.update(_sent(ledger))
-            state = {"now": now, "sent": dict(total), "passes": dict(passes), "figures": listed}
-            fp.save_checkpoint(state, checkpoint)
+            state = {"now": now, "passes": dict(passes), "figures": listed}
+            fp.save_checkpoint(state | _earlier(sent, ledger, figures), checkpoint)
             saved = time.monotonic()
+
+
+def _earlier(sent: Counter[str], ledger: fp.Ledger, figures: Any) -> dict[str, Any]:
+    """Return the bytes sent so far, and what figures keep of earlier rounds."""
+    total = sent.copy()
+    total.update(_sent(ledger))
+    kept = {"measured": figures.state_dict()} if hasattr(figures, "state_dict") else {}
+    return {"sent": dict(total), **kept}
 
 
 def _sent(ledger: fp.Ledger) -> dict[str, int]:

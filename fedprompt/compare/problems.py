@@ -289,7 +289,8 @@ def problem(
         newcomers: Number of clients, the last ones, that never train.
         title: Title of the tables.
         figures: Function (trial, method, round) -> further figures, which is called after each
-            round, or None. A figure is averaged over the rounds that have it.
+            round, or None. A figure is averaged over the rounds that have it. A function that needs
+            earlier rounds has `state_dict` and `load_state_dict`, so that a killed run goes on.
 
     Example:
         >>> from fedprompt import compare, data, samples, vit_trunk

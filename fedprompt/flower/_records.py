@@ -6,8 +6,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
@@ -25,6 +27,11 @@ _CODED = "safetensors, encoded by fedprompt: noise and clipping of Flower need p
 """Serialization of encoded messages. Flower prints it where a wrapper would change them."""
 _ROUND = "server-round"  # in the config of Flower's strategies, counted from 1
 _OF_NUMPY = (torch.float64, torch.float32, torch.float16)
+_SENT = {"|i1", "|u1", "|b1", *(f"<{kind}{size}" for kind in "fiu" for size in (2, 4, 8))}
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 _ONE_WEIGHT = "have entries of one common weight; others are sent with plain=False"
 _SAME_NAMES = "have the names of the answer; others are sent with plain=False"
 STATEFUL = "stateful"
@@ -188,11 +195,14 @@ class Plain:
         kinds = [len(records.array_records), len(records.metric_records), len(records)]
         check.require(kinds == [1, 1, 2], "records", "have arrays and metrics", list(records))
         (arrays,), (metrics,) = records.array_records.values(), records.metric_records.values()
-        weight = metrics.get(EXAMPLES)
-        valid = isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
-        rule = f"have {EXAMPLES!r}, a finite number of at least 0"
-        check.require(valid, "metrics", rule, repr(weight))
+        numbers = all(isinstance(value, int | float) for value in metrics.values())
+        check.require(numbers, "metrics", "have numbers, which are averaged", dict(metrics))
         entries: Any = expect.message
+        weight: Any = metrics.get(EXAMPLES, math.nan)
+        own = {n: torch.tensor(weight, dtype=each.weight.dtype) for n, each in entries.items()}
+        valid = all(0 <= each < math.inf for each in own.values())
+        rule = f"have {EXAMPLES!r}, a finite number of at least 0"
+        check.require(valid, "metrics", rule, weight)
         values = tensors_of(arrays, {n: each.value for n, each in entries.items()}, max_bytes)
         for name, value in values.items():
             bound = math.inf if expect.max_abs is None else expect.max_abs
@@ -202,8 +212,13 @@ class Plain:
         size = len(_bytes_of(arrays))
         if weight == 0:
             return None, size
-        own = {n: torch.tensor(weight, dtype=each.weight.dtype) for n, each in entries.items()}
         return {n: Weighted(value, own[n]) for n, value in values.items()}, size
+
+
+def other_figures(records: RecordDict) -> dict[str, float]:
+    """Return the figures of a reply beside its number of examples, such as a loss."""
+    found: Any = [pair for record in records.metric_records.values() for pair in record.items()]
+    return {name: float(value) for name, value in found if name != EXAMPLES}
 
 
 def plain_of(payload: Message) -> tuple[dict[str, Tensor], float]:
@@ -237,14 +252,28 @@ def tensors_of(
         check.require(size <= max_bytes, "arrays", f"be at most {max_bytes} bytes long", size)
     tensors = {}
     for name, other in like.items():
-        try:
-            found = torch.from_numpy(arrays[name].numpy().copy())
-        except TypeError as error:
-            raise check.wrong(f"arrays[{name!r}]", "be an array of NumPy", error) from error
-        check.shape(f"arrays[{name!r}]", found, tuple(other.shape))
+        found = _tensor_of(f"arrays[{name!r}]", arrays[name], tuple(other.shape))
         tensors[name] = found.to(other.dtype)
         check.finite(f"arrays[{name!r}]", tensors[name])
     return tensors
+
+
+def _tensor_of(argument: str, array: Array, shape: tuple[int, ...]) -> Tensor:
+    """Read an array of this shape. Its header may claim anything, and allocates nothing."""
+    file = BytesIO(array.data)
+    try:
+        header = _HEADERS[np.lib.format.read_magic(file)]
+        claimed, in_columns, dtype = header(file)
+    except (KeyError, ValueError) as error:
+        raise check.wrong(argument, "be an array of NumPy", error) from error
+    check.require(claimed == shape, argument, f"have shape {shape}", claimed)
+    check.require(dtype.str in _SENT, argument, "have a dtype of PyTorch", dtype)
+    content = file.read()
+    size = dtype.itemsize * math.prod(shape)
+    check.require(len(content) == size, argument, f"have {size} bytes", len(content))
+    order: Any = "F" if in_columns else "C"
+    numbers = np.frombuffer(content, dtype).reshape(shape, order=order)
+    return torch.from_numpy(numbers.copy(order="C"))
 
 
 def all_tensors(tree: Any, name: str = "") -> dict[str, Tensor]:

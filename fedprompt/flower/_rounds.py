@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
@@ -18,7 +19,7 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams
-from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain
+from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain, other_figures
 from fedprompt.flower._tests import checked_figures
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
@@ -131,7 +132,7 @@ def run_round(
             more than 1,000 times the largest of 1, its answer, and the median of the others.
         max_weight: Largest weight of a row in a payload, such as the number of examples of the
             largest client. If None, a client is dropped that sends more than 1,000 times the larger
-            of 1 and the median of the others.
+            of 1 and the median of the others. A client without others has no limit.
         timeout: Maximum time to wait for an exchange in seconds. If None, Flower decides.
         ledger: Ledger that records the messages sent and accepted.
 
@@ -167,6 +168,8 @@ class Wire:
     stateful: set[str] = field(default_factory=set)
     traffic: Counter[str] = field(default_factory=Counter)
     """Bytes of all messages, by "bytes_down" and "bytes_up"."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Means of the other metrics in accepted replies."""
     logged: dict[int, int] = field(default_factory=dict)
     """Last round in which a reply of a node was logged, by node."""
     answered: dict[int, float] = field(default_factory=dict)
@@ -223,13 +226,22 @@ class Wire:
         def read(content: RecordDict, client: int) -> tuple[Message | None, int]:
             if content.pop(STATEFUL, None) is not None:
                 self.stateful.add(str(client))
-            return self._decoded(content, client, exchange)
+            payload = self._decoded(content, client, exchange)
+            others[client] = other_figures(content)
+            return payload
 
+        others = dict[int, dict[str, float]]()
         read_all = self._read(exchange, replies, clients, read)
         found = {c: (p, size) for c, (p, size) in read_all.items() if p is not None}
         self._drop_large(found, self._round(exchange))
         for client, (payload, size) in found.items():
             self._record(payload, "up", client, exchange, size)
+        weights = {client: _heaviest(payload) for client, (payload, _) in found.items()}
+        self.figures.clear()
+        for name in {name for client in found for name in others[client]}:
+            having = [client for client in found if name in others[client]]
+            values = [others[client][name] for client in having]
+            self.figures[name] = fmean(values, [weights[client] for client in having])
         return {client: payload for client, (payload, _) in found.items()}
 
     def tested(
@@ -247,8 +259,10 @@ class Wire:
     ) -> dict[int, Any]:
         """Read the first reply of each client, in the order of ids, and log why one is left out."""
         found: dict[int, Any] = {}
+        silent = set(clients)
         for reply in replies:
             node = reply.metadata.src_node_id
+            silent.discard(node)
             try:
                 if node not in clients or clients[node] in found:
                     raise check.wrong("reply", "come from a node that was asked, once", "another")
@@ -259,6 +273,9 @@ class Wire:
                     text = "round %d: a reply of node %d is left out: %.300s"
                     LOG.warning(text, now, node, error)
                 self.logged[node] = now
+        if silent:
+            text = "round %d: no reply came from clients %s"
+            LOG.warning(text, self._round(exchange), sorted(clients[node] for node in silent))
         return dict(sorted(found.items()))
 
     def step(self, exchange: int, payloads: Mapping[int, Message], state: State) -> State:
@@ -308,7 +325,7 @@ class Wire:
         if self.max_abs is None:
             values = {client: _largest(payload) for client, (payload, _) in found.items()}
             self._drop("value", "max_abs", values, self.answered, found, server_round)
-        if self.max_weight is None:
+        if self.max_weight is None and len(found) > 1:  # a client alone takes nobody's weight
             weights = {client: _heaviest(payload) for client, (payload, _) in found.items()}
             self._drop("weight", "max_weight", weights, {}, found, server_round)
 

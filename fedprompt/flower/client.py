@@ -96,7 +96,7 @@ def client_app(
     node = _Node(method, own_data, fingerprint, directory, tests, form, limits)
     app = ClientApp()
     app.train(mods=list(mods))(node.train)
-    app.evaluate()(node.test)
+    app.evaluate(mods=list(mods))(node.test)
     app.query(CLIENT)(_identify)
     return app
 

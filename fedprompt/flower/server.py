@@ -47,9 +47,10 @@ class ServerStrategy(Strategy):
     save after each round, pass a function as `evaluate_fn`.
 
     The result has the arrays of the last round, the metrics `asked`, `accepted`, `bytes_down` and
-    `bytes_up` of each exchange, and with `tested` the clients' figures of each round: `clients`,
-    `images`, `accuracy` and `loss` (weighted by images), and `balanced_accuracy` (of each client on
-    its own classes, the mean over clients).
+    `bytes_up` of each exchange, and other metrics of plain replies, weighted by images. With
+    `tested`, it has the clients' figures of each round: `clients`, `images`, `accuracy` and `loss`
+    (weighted by images), and `balanced_accuracy` (of each client on its own classes, the mean over
+    clients).
 
     Nothing that Flower hands over is dropped. Messages of bytes cannot be changed on their way, so
     first arrays, a config, and strategies around this one that clip or add noise are refused. With
@@ -69,7 +70,8 @@ class ServerStrategy(Strategy):
             the median of the other payloads.
         max_weight: Largest weight of a row in a payload, such as the number of examples of the
             largest client. The payload of a client that sends more is dropped. If None, the limit
-            is 1,000 times the larger of 1 and the median of the other payloads.
+            is 1,000 times the larger of 1 and the median of the other payloads. A client without
+            others has no limit.
         nodes: Nodes by client id, as printed when a node was registered. No node can then pose as
             another client. If None, nodes report their client ids (:func:`client_nodes`).
         patience: Maximum time in seconds to wait for clients of the cohort that are not connected,
@@ -137,7 +139,7 @@ class ServerStrategy(Strategy):
         self._cohort: list[int] = []
         self._state = self._now.server
         self._exchange = (self._now.server_round + 1) * method.exchanges
-        self._asked = dict[int, int]()
+        self._asked, self._asked_to_test = dict[int, int](), dict[int, int]()
         self._alone = False  # whether Flower's loop has no other strategy around this one
         self._handed = True  # whether the arrays of the last round came back
         self._untested = False  # whether a round has ended, and no client was asked for figures
@@ -237,7 +239,7 @@ class ServerStrategy(Strategy):
         self._handed = self._alone or not self._wire.plain
         readable = self._alone or self._wire.plain
         arrays = self.arrays if readable else encoded_state(self._state)
-        return arrays, MetricRecord(counts)
+        return arrays, MetricRecord(self._wire.figures | counts)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -245,10 +247,11 @@ class ServerStrategy(Strategy):
         """Ask the tested clients for figures, after the last exchange of a round."""
         self.take(arrays)
         check.require(not config, "evaluate_config", _CONFIG, sorted(config))
+        self._asked_to_test.clear()
         if not self._untested:
             return []
         self._untested = False
-        self._asked = self._find(self._tested, grid)
+        self._asked_to_test |= self._find(self._tested, grid)
         given = self._exchange - 1, self._tested, self._state, self.nodes
         return self._wire.address(*given, kind="evaluate")
 
@@ -256,7 +259,7 @@ class ServerStrategy(Strategy):
         self, server_round: int, replies: Iterable[Envelope]
     ) -> MetricRecord | None:
         """Average the figures of clients, and keep the best round."""
-        found = self._wire.tested(self._exchange - 1, replies, self._asked)
+        found = self._wire.tested(self._exchange - 1, replies, self._asked_to_test)
         if not found:
             return None
         figures = mean_figures(found)

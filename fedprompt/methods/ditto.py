@@ -18,14 +18,14 @@ Compared: litian96/ditto 26d9b29, with the deviations above, float64, largest di
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("Ditto", **PERSONALIZED, search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0)})
 def ditto(
-    setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 0.1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 0.1
 ) -> fp.Method:
     """Ditto."""
     model = setting.new_model()

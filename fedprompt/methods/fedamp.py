@@ -24,9 +24,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
@@ -35,7 +35,7 @@ from fedprompt.methods.steps import averaged, take_step
     search=LEARNING_RATE | {"proximal_weight": (1e-2, 1.0), "temperature": (1.0, 100.0)},
 )
 def fedamp(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     proximal_weight: float = 0.1,

@@ -17,13 +17,13 @@ Compared: jhoon-oh/FedBABU e34c15b, with the deviations above, float64, largest 
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedBABU", **PERSONALIZED, search=LEARNING_RATE)
-def fedbabu(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
+def fedbabu(setting: ImageSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedBABU."""
     model = setting.new_model(prompts=setting.deep_prompts)
     head = fp.snapshot(model, only=["head"])

@@ -20,9 +20,9 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def _soft_cross_entropy(logits: Tensor, teacher: Tensor) -> Tensor:
     "FedDistill", **DIFFERENT_MODELS, search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)}
 )
 def feddistill(
-    setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
 ) -> fp.Method:
     """FedDistill."""
     classes = setting.num_classes

@@ -25,15 +25,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import Complete, VitSetting
+from fedprompt.methods.models import Complete
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 class _Mixture(Complete):
     """Components with different initial values, and the mixture weights of a client."""
 
-    def __init__(self, setting: VitSetting, number: int) -> None:
+    def __init__(self, setting: ImageSetting, number: int) -> None:
         super().__init__()
         seeds = [setting.seed + 1000 * component for component in range(number)]
         self.components = nn.ModuleList(replace(setting, seed=seed).new_model() for seed in seeds)
@@ -57,7 +58,7 @@ def _posterior(losses: Tensor, weights: Tensor) -> Tensor:
 
 @register("FedEM", **adapted(PERSONALIZED), search=LEARNING_RATE | {"num_components": [2, 3]})
 def fedem(
-    setting: VitSetting, *, learning_rate: float = 1e-2, num_components: int = 3
+    setting: ImageSetting, *, learning_rate: float = 1e-2, num_components: int = 3
 ) -> fp.Method:
     """FedEM."""
     model = _Mixture(setting, num_components)

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import adam_steps, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 class _FeatureGenerator(nn.Sequential):
@@ -43,7 +43,7 @@ class _FeatureGenerator(nn.Sequential):
 
 
 def _server(
-    setting: VitSetting, head: nn.Linear, generator: _FeatureGenerator, rate: float, steps: int
+    setting: ImageSetting, head: nn.Linear, generator: _FeatureGenerator, rate: float, steps: int
 ) -> fp.Server:
     """Make the server, which averages heads and trains the generator for these heads."""
     no_counts = torch.zeros(setting.num_classes)
@@ -73,7 +73,7 @@ def _server(
 
 @register("FedGen", **DIFFERENT_MODELS, search=LEARNING_RATE | {"generated_weight": (1e-2, 1.0)})
 def fedgen(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     generated_weight: float = 0.1,

@@ -20,9 +20,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
 from fedprompt.methods.steps import broadcast, known_rows, prototypes, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _train_head(
@@ -38,7 +38,7 @@ def _train_head(
 
 @register("FedGH", **adapted(DIFFERENT_MODELS), search=LEARNING_RATE | {"server_rate": (1e-3, 1.0)})
 def fedgh(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     server_rate: float = 1e-1,

@@ -17,14 +17,14 @@ Compared: ChanYunHin/FedHe c2684c3, with the deviations above, float64, largest 
 
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import broadcast, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedHe", **DIFFERENT_MODELS, search=LEARNING_RATE | {"distillation_weight": (1e-2, 10.0)})
 def fedhe(
-    setting: VitSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1e-1
 ) -> fp.Method:
     """FedHe."""
     classes = setting.num_classes

@@ -36,7 +36,7 @@ from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import take_step
-from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
+from fedprompt.methods.whole_networks import ImageSetting, NetworkModel
 
 _Model = PromptedModel | NetworkModel
 _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
@@ -44,7 +44,7 @@ _SEARCH = LEARNING_RATE | {"distillation_weight": (1e-1, 10.0)}
 
 @register("FedHPL", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl(
-    setting: VitSetting | NetworkSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     distillation_weight: float = 1.0,
@@ -100,10 +100,7 @@ def fedhpl(
 
 @register("FedHPL +P", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_p(
-    setting: VitSetting | NetworkSetting,
-    *,
-    learning_rate: float = 1e-2,
-    distillation_weight: float = 1.0,
+    setting: ImageSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +P: prompts are averaged among trunks of one width, which need one depth."""
     rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
@@ -112,10 +109,7 @@ def fedhpl_p(
 
 @register("FedHPL +H", **DIFFERENT_MODELS, search=_SEARCH)
 def fedhpl_h(
-    setting: VitSetting | NetworkSetting,
-    *,
-    learning_rate: float = 1e-2,
-    distillation_weight: float = 1.0,
+    setting: ImageSetting, *, learning_rate: float = 1e-2, distillation_weight: float = 1.0
 ) -> fp.Method:
     """FedHPL +H: heads are averaged among trunks of one width."""
     rates = dict[str, Any](learning_rate=learning_rate, distillation_weight=distillation_weight)
@@ -125,7 +119,7 @@ def fedhpl_h(
 
 
 def _taught(
-    setting: VitSetting | NetworkSetting,
+    setting: ImageSetting,
     share: Sequence[str],
     learn: Callable[[_Model, ClientData, fp.Weighted], fp.Weighted],
     means: Callable[..., dict[int, fp.Weighted]],

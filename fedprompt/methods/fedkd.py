@@ -29,9 +29,10 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
-from fedprompt.methods.models import Personal, VitSetting
+from fedprompt.methods.models import Personal
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, adapted, register
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _compress(update: Mapping[str, Tensor], energy: float) -> dict[str, fp.Weighted]:
@@ -118,7 +119,7 @@ def _factored_server(
 
 @register("FedKD", **adapted(DIFFERENT_MODELS), search=LEARNING_RATE)
 def fedkd(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     energies: tuple[float, float] = (0.95, 0.98),

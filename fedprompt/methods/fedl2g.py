@@ -35,11 +35,11 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.guidance import guided_loss, optimizer_update
 from fedprompt.interfaces import GuideDerivative, GuideLoss, GuideUpdate
-from fedprompt.methods.models import PromptedModel, VitSetting
+from fedprompt.methods.models import PromptedModel
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.setting import Batch, ClientData
 from fedprompt.methods.steps import take_step
-from fedprompt.methods.whole_networks import NetworkModel, NetworkSetting
+from fedprompt.methods.whole_networks import ImageSetting, NetworkModel
 
 _SEARCH = LEARNING_RATE | {"guide_weight": (1e-2, 1.0), "server_rate": (1e-1, 1e3)}
 
@@ -61,7 +61,7 @@ class _Guided(nn.Module):
 
 @register("FedL2G-l", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_l(
-    setting: VitSetting | NetworkSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     guide_weight: float = 0.1,
@@ -98,7 +98,7 @@ def fedl2g_l(
 
 @register("FedL2G-f", **DIFFERENT_MODELS, search=_SEARCH)
 def fedl2g_f(
-    setting: VitSetting | NetworkSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     guide_weight: float = 0.1,
@@ -134,7 +134,7 @@ def _drawn(data: ClientData, study: Tensor) -> Batch:
 
 def _learn_to_guide(
     *,
-    setting: VitSetting | NetworkSetting,
+    setting: ImageSetting,
     by_features: bool,
     learning_rate: float,
     guide_weight: float,
@@ -143,7 +143,7 @@ def _learn_to_guide(
     train_in_warm_up: bool,
     quiz_size: int,
     max_norm: float | None,
-    loss: GuideLoss,
+    loss: GuideLoss | None,
     update: GuideUpdate | None,
     derivative: GuideDerivative | None,
 ) -> fp.Method:

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import broadcast, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
@@ -33,7 +33,7 @@ from fedprompt.methods.steps import broadcast, take_step
     traits=("personalized", "public data", "different models"),
     search=LEARNING_RATE,
 )
-def fedmd(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def fedmd(setting: ImageSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedMD."""
     public = setting.public
     count = len(public)

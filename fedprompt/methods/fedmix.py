@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.setting import ClientData
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _mixed_loss(
@@ -72,7 +72,7 @@ def _joined(pools: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     search=LEARNING_RATE | {"mix": (1e-2, 0.3), "group_size": [5, 10]},
 )
 def fedmix(
-    setting: VitSetting, *, learning_rate: float = 1e-2, mix: float = 0.05, group_size: int = 5
+    setting: ImageSetting, *, learning_rate: float = 1e-2, mix: float = 0.05, group_size: int = 5
 ) -> fp.Method:
     """FedMix."""
     model = setting.new_model()

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, fedavg_client
+from fedprompt.methods.whole_networks import ImageSetting
 
 _RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
 
@@ -31,7 +31,7 @@ _RATES = LEARNING_RATE | {"server_rate": (1e-3, 1e-1)}
     "FedAvgM", families=("one model",), search=LEARNING_RATE | {"momentum": [0.3, 0.5, 0.7, 0.9]}
 )
 def fedavgm(
-    setting: VitSetting, *, learning_rate: float = 1e-2, momentum: float = 0.5
+    setting: ImageSetting, *, learning_rate: float = 1e-2, momentum: float = 0.5
 ) -> fp.Method:
     """FedAvgM."""
     make_optimizer = partial(torch.optim.SGD, lr=1.0, momentum=momentum)
@@ -40,7 +40,7 @@ def fedavgm(
 
 @register("FedAdam", families=("one model",), search=_RATES)
 def fedadam(
-    setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
+    setting: ImageSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedAdam."""
     return _optimized(setting, fp.aggregation.adam(learning_rate=server_rate), learning_rate)
@@ -48,14 +48,14 @@ def fedadam(
 
 @register("FedYogi", families=("one model",), search=_RATES)
 def fedyogi(
-    setting: VitSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
+    setting: ImageSetting, *, learning_rate: float = 1e-2, server_rate: float = 2e-2
 ) -> fp.Method:
     """FedYogi."""
     return _optimized(setting, fp.aggregation.yogi(learning_rate=server_rate), learning_rate)
 
 
 def _optimized(
-    setting: VitSetting, update: fp.interfaces.ServerUpdate[Any, Any], learning_rate: float
+    setting: ImageSetting, update: fp.interfaces.ServerUpdate[Any, Any], learning_rate: float
 ) -> fp.Method:
     """Make FedAvg whose server takes the steps of `update`."""
     model = setting.new_model()

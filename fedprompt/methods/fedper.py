@@ -13,13 +13,13 @@ Compared: equations of the paper, float64, largest difference 7e-17 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedPer", **PERSONALIZED, search=LEARNING_RATE)
-def fedper(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def fedper(setting: ImageSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """FedPer."""
     model = setting.new_model(prompts=setting.deep_prompts)
     first = fp.snapshot(model)

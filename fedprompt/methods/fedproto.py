@@ -24,14 +24,15 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
-from fedprompt.methods.models import Complete, PromptedModel, VitSetting
+from fedprompt.methods.models import Complete, PromptedModel
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import prototypes, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedProto", **DIFFERENT_MODELS, search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)})
 def fedproto(
-    setting: VitSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
+    setting: ImageSetting, *, learning_rate: float = 1e-2, prototype_weight: float = 1.0
 ) -> fp.Method:
     """FedProto."""
     unknown = setting.unknown_rows(setting.new_model(0).head.in_features)

@@ -13,16 +13,16 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
     "FedProx", families=("one model",), search=LEARNING_RATE | {"proximal_weight": (1e-3, 1.0)}
 )
 def fedprox(
-    setting: VitSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 1e-2
+    setting: ImageSetting, *, learning_rate: float = 1e-2, proximal_weight: float = 1e-2
 ) -> fp.Method:
     """FedProx."""
     model = setting.new_model()

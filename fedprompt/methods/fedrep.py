@@ -17,13 +17,13 @@ Compared: lgcollins/FedRep d82e629, with the deviations above, float64, largest 
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedRep", **PERSONALIZED, search=LEARNING_RATE)
-def fedrep(setting: VitSetting, *, learning_rate: float = 2e-2) -> fp.Method:
+def fedrep(setting: ImageSetting, *, learning_rate: float = 2e-2) -> fp.Method:
     """FedRep."""
     model = setting.new_model(prompts=setting.deep_prompts)
     first = fp.snapshot(model)

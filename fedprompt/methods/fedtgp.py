@@ -25,9 +25,9 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.guidance import guided_loss
 from fedprompt.methods.fedproto import NearestPrototype
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import adam_steps, known_rows, prototypes, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _new_network(classes: int, dim: int) -> nn.Sequential:
@@ -84,7 +84,7 @@ def _server(
 
 @register("FedTGP", **DIFFERENT_MODELS, search=LEARNING_RATE | {"prototype_weight": (1e-1, 10.0)})
 def fedtgp(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     prototype_weight: float = 1.0,

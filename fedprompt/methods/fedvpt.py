@@ -14,12 +14,14 @@ Compared: equations of the paper, float64, largest difference 1.1e-16 (2026-11).
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import fedprompt as fp
 from fedprompt.methods.models import PromptedModel, VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.sizes import Sizes, of_sizes, shorten, size_of_prompts
 from fedprompt.methods.steps import averaged, fedavg_client
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedVPT", families=("one model",), search=LEARNING_RATE)
@@ -38,7 +40,7 @@ def fedvpt(
 
 @register("FedVPT-D", families=("one model",), search=LEARNING_RATE)
 def fedvpt_d(
-    setting: VitSetting, *, learning_rate: float = 1e-2, sizes: Sizes | None = None
+    setting: ImageSetting, *, learning_rate: float = 1e-2, sizes: Sizes | None = None
 ) -> fp.Method:
     """FedVPT-D: prompts before every layer.
 
@@ -48,10 +50,7 @@ def fedvpt_d(
 
 
 def _averaged(
-    setting: VitSetting,
-    new_model: Callable[[VitSetting], PromptedModel],
-    learning_rate: float,
-    sizes: Sizes | None,
+    setting: Any, new_model: Callable[[Any], Any], learning_rate: float, sizes: Sizes | None
 ) -> fp.Method:
     def make(**size: int) -> fp.Method:
         model = new_model(replace(setting, num_prompts=size["length"]) if size else setting)

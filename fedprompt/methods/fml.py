@@ -17,16 +17,17 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import Personal, VitSetting
+from fedprompt.methods.models import Personal
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
     "FML", **DIFFERENT_MODELS, search=LEARNING_RATE | {"alpha": (0.1, 0.9), "beta": (0.1, 0.9)}
 )
 def fml(
-    setting: VitSetting, *, learning_rate: float = 1e-2, alpha: float = 0.5, beta: float = 0.5
+    setting: ImageSetting, *, learning_rate: float = 1e-2, alpha: float = 0.5, beta: float = 0.5
 ) -> fp.Method:
     """FML."""
     messenger = setting.new_model(0)

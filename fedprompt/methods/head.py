@@ -10,13 +10,13 @@ Compared: its definition, since it has no paper, float64, largest difference 1.1
 """
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
 from fedprompt.methods.steps import averaged, fedavg_client
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("Head tuning", families=("one model",), search={"learning_rate": (3e-3, 3e-1)})
-def head_tuning(setting: VitSetting, *, learning_rate: float = 3e-2) -> fp.Method:
+def head_tuning(setting: ImageSetting, *, learning_rate: float = 3e-2) -> fp.Method:
     """Head tuning."""
     model = setting.new_model(prompts=lambda trunk: None)
     return averaged(model, fedavg_client(model, learning_rate))

@@ -17,13 +17,13 @@ float64, largest difference 1.1e-16 (2026-11).
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import DIFFERENT_MODELS, LEARNING_RATE, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("LG-FedAvg", **DIFFERENT_MODELS, search=LEARNING_RATE)
-def lg_fedavg(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def lg_fedavg(setting: ImageSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """LG-FedAvg."""
     head = setting.new_model(setting.named_clients[0]).head
 

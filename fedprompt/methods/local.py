@@ -13,9 +13,9 @@ Compared: its definition, since it has no paper, float64, largest difference 1.1
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, register
 from fedprompt.methods.steps import take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
@@ -24,7 +24,7 @@ from fedprompt.methods.steps import take_step
     traits=("personalized", "different models"),
     search=LEARNING_RATE,
 )
-def local(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
+def local(setting: ImageSetting, *, learning_rate: float = 1e-2) -> fp.Method:
     """Local training."""
 
     def train(data, answer, state):

@@ -25,17 +25,18 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedprompt as fp
-from fedprompt.methods.models import PromptedModel, VitSetting
+from fedprompt.methods.models import PromptedModel
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.setting import Batch
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 _SEARCH = LEARNING_RATE | {"inner_rate": (1e-2, 1.0)}
 
 
 @register("Per-FedAvg", **PERSONALIZED, search=_SEARCH)
 def perfedavg(
-    setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:
     """Per-FedAvg."""
     return _meta_learned(setting, learning_rate, inner_rate, exact=True)
@@ -43,14 +44,14 @@ def perfedavg(
 
 @register("Per-FedAvg (first order)", **PERSONALIZED, search=_SEARCH)
 def perfedavg_first_order(
-    setting: VitSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, inner_rate: float = 0.1
 ) -> fp.Method:
     """Per-FedAvg (first order)."""
     return _meta_learned(setting, learning_rate, inner_rate, exact=False)
 
 
 def _meta_learned(
-    setting: VitSetting, learning_rate: float, inner_rate: float, *, exact: bool
+    setting: ImageSetting, learning_rate: float, inner_rate: float, *, exact: bool
 ) -> fp.Method:
     """Make the method with the exact Hessian, or without it."""
     model = setting.new_model()

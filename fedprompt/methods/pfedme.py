@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register(
@@ -33,7 +33,7 @@ from fedprompt.methods.steps import averaged, take_step
     search=LEARNING_RATE | {"proximal_weight": (1e-2, 10.0), "outer_step": (1e-1, 1.0)},
 )
 def pfedme(
-    setting: VitSetting,
+    setting: ImageSetting,
     *,
     learning_rate: float = 1e-2,
     proximal_weight: float = 0.1,

@@ -23,15 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.methods.models import Complete, VitSetting
+from fedprompt.methods.models import Complete
 from fedprompt.methods.registry import LEARNING_RATE, PERSONALIZED, adapted, register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 class _Bordered(Complete):
     """A network whose images have a learned border of pixels added to them."""
 
-    def __init__(self, setting: VitSetting, width: int) -> None:
+    def __init__(self, setting: ImageSetting, width: int) -> None:
         super().__init__()
         self.network = setting.bare_model()
         if setting.public.ndim != 4:
@@ -54,7 +55,7 @@ class _Bordered(Complete):
 
 @register("pFedPT", **adapted(PERSONALIZED), search=LEARNING_RATE | {"border_rate": (1e-2, 1.0)})
 def pfedpt(
-    setting: VitSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
+    setting: ImageSetting, *, learning_rate: float = 1e-2, border_rate: float = 1e-1, width: int = 1
 ) -> fp.Method:
     """pFedPT."""  # noqa: D403
     model = setting.seeded(_Bordered, setting, width)

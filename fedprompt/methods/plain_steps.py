@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 
 import fedprompt as fp
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
 from fedprompt.methods.steps import averaged, take_step
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 @register("FedVPT-D (plain steps)", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
-def plain_steps(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
+def plain_steps(setting: ImageSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """FedVPT-D (plain steps)."""
     model = setting.new_model()
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.interfaces import Payload
-from fedprompt.methods.models import VitSetting
 from fedprompt.methods.registry import register
+from fedprompt.methods.whole_networks import ImageSetting
 
 
 def _control_changes(moved: Payload, c: Mapping[str, Tensor], length: float) -> Payload:
@@ -41,7 +41,7 @@ def _control_changes(moved: Payload, c: Mapping[str, Tensor], length: float) -> 
 
 
 @register("SCAFFOLD", families=("one model",), search={"learning_rate": (3e-2, 3.0)})
-def scaffold(setting: VitSetting, *, learning_rate: float = 0.3) -> fp.Method:
+def scaffold(setting: ImageSetting, *, learning_rate: float = 0.3) -> fp.Method:
     """SCAFFOLD."""
     model = setting.new_model()
     count = len(setting.named_clients)

@@ -73,8 +73,8 @@ class Setting:
             count their clients, name them.
         steps: Number of batches of a client in a round, each drawn from all its inputs. If None, a
             client trains for `epochs`, so clients with more inputs take more steps.
-        epochs: Number of epochs of a client in a round, in place of `steps`. In an epoch, each
-            input is in one batch. If both are None, one epoch.
+        epochs: Number of epochs of a client in a round, at least 1, in place of `steps`. In an
+            epoch, each input is in one batch. If both are None, one epoch.
         drop_last: Whether an epoch has full batches only. A client with fewer inputs than a batch
             keeps its only one.
         cohort_size: Number of clients in a round. If None, all clients.
@@ -122,7 +122,7 @@ class Setting:
         for name, least in {"rounds": 0, "batch_size": 1, "seed": 0}.items():
             check.count(name, getattr(self, name), at_least=least)
         check.optional(check.count, "steps", self.steps, at_least=0)
-        check.optional(check.count, "epochs", self.epochs, at_least=0)
+        check.optional(check.count, "epochs", self.epochs)
         check.flag("drop_last", self.drop_last)
         if self.steps is not None and (self.epochs is not None or self.drop_last):
             given = "epochs" if self.epochs is not None else "drop_last"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fedprompt as fp
 import fedprompt._refusals as check
+from fedprompt.methods.models import VitSetting
 from fedprompt.methods.setting import Setting
 
 __all__ = ["NetworkModel", "NetworkSetting"]
@@ -201,3 +202,7 @@ class NetworkSetting(Setting):
         if kind not in self._widths:
             self._widths[kind] = self.new_model(client).head.in_features
         return self._widths[kind]
+
+
+ImageSetting = VitSetting | NetworkSetting
+"""Setting of a method that runs on frozen vision transformers and on networks of any kind."""

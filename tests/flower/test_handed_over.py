@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Message as Envelope
 from flwr.clientapp import mod
 from flwr.serverapp import strategy as flwr
 
@@ -12,14 +13,12 @@ import fedprompt as fp
 from fedprompt import flower
 from fedprompt.methods import promptfl
 from flower_grid import InProcessGrid
-from flower_runs import MAX_BYTES, assert_equal
+from flower_runs import MAX_BYTES, VALUES, again, assert_equal, plain_method
 from tiny_federations import clip_federation
 
 pytestmark = pytest.mark.flower
 
-VALUES = {"w": torch.zeros(1000), "b": torch.zeros(3)}
 COHORTS = [[0, 1], [0, 1]]
-ZERO = torch.zeros(())
 
 
 class OneHot(torch.nn.Module):
@@ -27,18 +26,8 @@ class OneHot(torch.nn.Module):
         return torch.nn.functional.one_hot(inputs, 3).float()
 
 
-def made(**options):
-    """Clients 0 and 1 move each value by their id + 1, and have the weights 2 and 3."""
-
-    def train(data, answer, state):
-        weight = torch.tensor(2.0 + data)
-        return {n: fp.Weighted(v + 1 + data, weight) for n, v in answer.items()}, state
-
-    def form(client):
-        return {n: fp.Weighted(v, ZERO) for n, v in VALUES.items()}
-
-    server = fp.averaging_server(VALUES, **options)
-    return fp.Method(train, server, lambda *all: OneHot(), form=form)
+def made():
+    return plain_method()._replace(predict=lambda *all: OneHot())
 
 
 def grid_of(plain, mods=(), method=None, tests=None):
@@ -161,80 +150,70 @@ def test_a_loop_of_ones_own_over_bytes_needs_no_arrays():
     assert_equal(own.now.server["values"], expected())
 
 
-@pytest.mark.parametrize("kind", [flwr.FedAvg, flwr.FedMedian])
-def test_strategies_of_flower_average_plain_messages(kind):
+@pytest.mark.parametrize("kind", [flwr.FedAvg, flwr.FedMedian, flwr.FedProx])
+def test_strategies_of_flower_average_plain_messages(kind, log):
+    """FedProx sends a config, which a method does not read; no strategy averages bytes."""
     options = {"min_train_nodes": 2, "min_available_nodes": 2, "fraction_evaluate": 0.0}
     result = kind(**options).start(grid_of(True), ArrayRecord(VALUES), num_rounds=2)
-    assert result.arrays["b"].numpy() == pytest.approx(3.2 if kind is flwr.FedAvg else 3.0)
+    expected = {flwr.FedAvg: 3.2, flwr.FedMedian: 3.0}.get(kind)
+    if expected:
+        assert result.arrays["b"].numpy() == pytest.approx(expected)
+    assert bool(result.arrays) == bool(expected)
+    header = fp.wire.Header()
+    sent = Envelope(flower.pack(VALUES, header=header), 1, "train")
+    metrics = MetricRecord({"num-examples": 1})
+    content = RecordDict({**flower.pack(VALUES, header=header), "metrics": metrics})
+    with pytest.raises(TypeError, match="safetensors"):
+        kind(**options).aggregate_train(1, [Envelope(content, reply_to=sent)])
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("method", "text"),
-    [
-        (made()._replace(exchanges=2), "have one exchange, and an averaging_server"),
-        (
-            made()._replace(server=fp.Server({}, lambda *a: {}, lambda *a: {})),
-            "an averaging_server",
-        ),
-        (promptfl(clip_federation(), sizes={3: 1}), "an averaging_server that answers with all"),
-    ],
-)
-def test_methods_that_are_no_plain_sum_are_refused(method, text):
-    with pytest.raises(ValueError, match=text):
-        strategy_of(True, method)
+def test_methods_that_are_no_plain_sum_are_refused():
+    other = fp.Server({}, lambda *a: {}, lambda *a: {})
+    sized = promptfl(clip_federation(), sizes={3: 1})
+    for method in (made()._replace(exchanges=2), made()._replace(server=other), sized):
+        with pytest.raises(ValueError, match="have one exchange, and an averaging_server that an"):
+            strategy_of(True, method)
 
 
 def test_rows_of_unlike_weights_are_refused_at_the_client(log):
-    method = made()
-
     def rows(data, answer, state):
-        weights = {"w": torch.ones(1000), "b": torch.ones(3)}
-        return {n: fp.Weighted(v, weights[n]) for n, v in answer.items()}, state
+        return {n: fp.Weighted(v, torch.ones(len(v))) for n, v in answer.items()}, state
 
-    other = method._replace(client=rows)
+    other = made()._replace(client=rows)
     strategy_of(True).start(grid_of(True, method=other), ArrayRecord(), num_rounds=1)
     assert all("entries of one common weight" in line for line in log)
     assert len(log) == 2
 
 
-@pytest.mark.parametrize("client", [0, 1])
-@pytest.mark.parametrize("size", [1e17, -1e17, 1e5])
-def test_one_huge_reply_does_not_freeze_an_adaptive_rule(client, size, log):
-    """Without `max_abs`, 1,000 times what is usual is the limit."""
-    adam = {"update": fp.aggregation.adam(learning_rate=0.1)}
-    method = made(**adam)
+def test_metrics_of_plain_replies_are_averaged_into_the_result():
+    """A modifier of the node adds its loss and, at client 1, its own figure."""
 
-    def train(data, answer, state):
-        payload, state = method.client(data, answer, state)
-        huge = {n: fp.Weighted(e.value + size, e.weight) for n, e in payload.items()}
-        return huge if data == client else payload, state
+    def adding(message, context, call_next):
+        reply, client = call_next(message, context), context.node_config["partition-id"]
+        own = {"loss": 1.0 + client, "asked": 7} | ({"own": 3} if client else {})
+        (metrics,) = reply.content.metric_records.values()
+        return again(
+            reply, RecordDict({**reply.content, "metrics": MetricRecord({**metrics, **own})})
+        )
 
-    honest = strategy_of(False, method)
-    cohorts = [[1 - client]] * 2
-    honest = flower.ServerStrategy(method, cohorts, max_bytes=MAX_BYTES, patience=0.0)
-    honest.start(grid_of(False, method=method), ArrayRecord(), num_rounds=2)
-    own = strategy_of(False, method)
-    hostile = grid_of(False, method=method._replace(client=train))
-    own.start(hostile, ArrayRecord(), num_rounds=2)
-    assert_equal(own.now.server, honest.now.server)
-    assert [line[:28] for line in log] == [f"round {r}: client {client} is dropped" for r in (0, 1)]
+    result = strategy_of(True).start(grid_of(True, [adding]), ArrayRecord(), num_rounds=1)
+    found = result.train_metrics_clientapp[1]
+    assert (found["loss"], found["own"], found["asked"]) == ((2 * 1 + 3 * 2) / 5, 3, 2)
 
 
-def test_one_huge_weight_does_not_take_the_mean(log):
-    method = made()
+def test_timeout_and_evaluate_fn_are_honored():
+    grid, seen = grid_of(False), []
 
-    def train(data, answer, state):
-        payload, state = method.client(data, answer, state)
-        weight = torch.tensor(3e38)
-        return {
-            n: e._replace(weight=weight) for n, e in payload.items()
-        } if data else payload, state
+    def evaluate(number, arrays):
+        seen.append(arrays["b"].numpy()[0])
+        return MetricRecord({"first": float(seen[-1])})
 
-    own = strategy_of(False)
-    own.start(grid_of(False, method=method._replace(client=train)), ArrayRecord(), num_rounds=1)
-    assert own.now.server["values"]["b"][0] == 1.0
-    assert "client 1 is dropped: its largest weight is 3e+38" in log[0]
+    given = {"num_rounds": 2, "timeout": 7.0, "evaluate_fn": evaluate}
+    result = strategy_of(False).start(grid, ArrayRecord(), **given)
+    assert set(grid.timeouts) == {7.0}
+    assert seen == pytest.approx([0.0, 1.6, 3.2])
+    assert result.evaluate_metrics_serverapp[2]["first"] == seen[-1]
 
 
 def test_clients_test_their_own_models_and_the_best_round_is_kept():

@@ -16,14 +16,26 @@ from small_method import method
 pytestmark = pytest.mark.flower
 
 
+NODES = {0: 1000, 1: 993, 2: 986}
+
+
 def grid_of(**options: Any) -> InProcessGrid:
     return grid_of_method(method(exchanges=1), clients=range(3), **options)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only sleeping moves."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
 
 
 def test_clients_are_found_by_their_partition_and_asked_once():
     grid = grid_of()
     nodes = flower.client_nodes(grid, [1])
-    assert nodes == {0: 1000, 1: 993, 2: 986}
+    assert nodes == NODES
     assert list(nodes) == [0, 1, 2]
     assert flower.client_nodes(grid, [1], known=nodes) == nodes
     assert sorted(grid.asked) == [986, 993, 1000]
@@ -36,32 +48,26 @@ def test_a_client_that_joins_late_is_waited_for(monkeypatch):
     assert len(grid.asked) == 4
 
 
-def test_waiting_for_clients_ends_at_the_timeout(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+def test_waiting_for_clients_ends_at_the_timeout(clock):
     grid = grid_of()
     grid.join(-1, node=5)  # has no partition, and is asked only once
     assert list(flower.client_nodes(grid, [0, 5], timeout=7.0)) == [0, 1, 2]
-    assert now[0] == 7.0
+    assert clock[0] == 7.0
     assert len(grid.asked) == 4
 
 
-def test_a_silent_node_is_not_waited_for_if_all_clients_are_known(monkeypatch):
+def test_a_silent_node_is_not_waited_for_if_all_clients_are_known(clock):
     """A connected node that never replies is waited for only if a client is missing."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     grid = grid_of()
     grid.join(7, node=5)
     grid.silent.add(5)
     nodes = flower.client_nodes(grid, range(3), timeout=60.0)
-    assert (nodes, now[0]) == ({0: 1000, 1: 993, 2: 986}, 0.0)
+    assert (nodes, clock[0]) == (NODES, 0.0)
     assert flower.client_nodes(grid, range(3), known=nodes, timeout=60.0) == nodes
-    assert now[0] == 0.0
+    assert clock[0] == 0.0
     assert len(grid.asked) == 3
     assert flower.client_nodes(grid, range(4), known=nodes, timeout=60.0) == nodes
-    assert now[0] == 60.0
+    assert clock[0] == 60.0
     grid.silent.clear()
     flower.client_nodes(grid, range(3), known=nodes)
     assert len(grid.asked) == 3  # an unknown node is not asked if no client is missing
@@ -73,7 +79,7 @@ def test_a_slow_answer_is_waited_for(monkeypatch):
     monkeypatch.setattr(
         grid, "pull_messages", lambda ids: pull(grid, ids) if next(looks) == 3 else []
     )
-    assert flower.client_nodes(grid, range(3)) == {0: 1000, 1: 993, 2: 986}
+    assert flower.client_nodes(grid, range(3)) == NODES
     assert len(grid.asked) == 3  # one query, although replies are pulled four times
 
 
@@ -114,45 +120,31 @@ def test_if_two_new_nodes_claim_one_client_the_lower_id_is_used(log):
     assert [line[:19] for line in log] == ["node 6 is left out:", "node 7 is left out:"]
 
 
-def test_a_node_is_one_client_even_if_it_replies_twice(log):
-    def fault(reply: Envelope) -> list[Envelope]:
-        return [reply, again(reply, RecordDict({"client": ConfigRecord({"client": 9})}))]
-
-    assert flower.client_nodes(grid_of(fault=fault), range(3)) == {0: 1000, 1: 993, 2: 986}
-    assert len(log) == 3
-
-
-def test_an_answer_of_a_node_that_was_not_asked_is_left_out(log):
+@pytest.mark.parametrize("node", [None, 50], ids=["twice", "not asked"])
+def test_a_second_reply_and_one_of_a_node_that_was_not_asked_are_left_out(node, log):
     def fault(reply: Envelope) -> list[Envelope]:
         copy = again(reply, RecordDict({"client": ConfigRecord({"client": 9})}))
-        copy.metadata.__dict__["_src_node_id"] = 50
+        if node:
+            copy.metadata.__dict__["_src_node_id"] = node
         return [reply, copy]
 
-    assert flower.client_nodes(grid_of(fault=fault), [1]) == {0: 1000, 1: 993, 2: 986}
+    assert flower.client_nodes(grid_of(fault=fault), [1]) == NODES
     assert len(log) == 3
 
 
-@pytest.mark.parametrize(
-    "claim", [{"client": -1}, {"client": "1"}, {"client": 1.0}, {"client": True}, {}]
-)
+@pytest.mark.parametrize("claim", [-1, "1", 2.5, True, None])
 def test_a_node_without_a_partition_is_left_out(claim, log):
+    """Its own app refuses to reply; of an app that replies nevertheless, the reply is refused."""
+    content = RecordDict({"client": ConfigRecord({} if claim is None else {"client": claim})})
+
     def fault(reply: Envelope) -> list[Envelope]:
-        return [
-            again(reply, RecordDict({"client": ConfigRecord(claim)}))
-            if reply.metadata.src_node_id == 1000
-            else reply
-        ]
+        return [again(reply, content) if reply.metadata.src_node_id == 1000 else reply]
 
-    assert flower.client_nodes(grid_of(fault=fault), [1]) == {1: 993, 2: 986}
-    assert "`partition-id` must be an integer of at least 0" in log[0]
-
-
-@pytest.mark.parametrize("number", ["1", -1, 2.5, True])
-def test_a_client_without_a_partition_replies_with_an_error(number, log):
-    grid = grid_of()
-    grid.join(number, node=5)
-    assert flower.client_nodes(grid, [1]) == {0: 1000, 1: 993, 2: 986}
+    grid = grid_of(fault=fault)
+    grid.join(-2 if claim is None else claim, node=5)
+    assert flower.client_nodes(grid, [1]) == {1: 993, 2: 986}
     assert "have a partition-id, an integer of at least 0; got" in log[0]
+    assert "`partition-id` must be an integer of at least 0" in log[1]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +152,7 @@ def test_a_client_without_a_partition_replies_with_an_error(number, log):
 )
 def test_a_registered_node_cannot_pose_as_another_client(log, cohort, sent):
     """Client 2 poses as client 0, which is not connected."""
-    grid, nodes = grid_of(), {0: 1000, 1: 993, 2: 986}
+    grid, nodes = grid_of(), NODES
     del grid.contexts[1000]
     grid.join(0, node=986)
     strategy = strategy_of(method(exchanges=1), [cohort], nodes=nodes)

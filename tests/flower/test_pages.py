@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 
 import fedprompt as fp
 from fedprompt import flower
@@ -44,6 +44,11 @@ def test_the_blocks_of_the_reference_page_run(capsys, monkeypatch, tmp_path):
     private = names["main_with_noise"](grid, None).server["values"]["head"]
     assert private.std() > 0
     assert private.norm() < 3  # two rounds of changes of norm 1 with a little noise
+    context = Context(1, 1, {}, RecordDict(), {})
+    grid = InProcessGrid(names["secret_app"], range(3))
+    (found,) = names["main_with_secure_aggregation"](grid, context).values()
+    *_, now = fp.run_rounds(names["method"], names["data"], [range(3)] * 2)
+    assert found.numpy() == pytest.approx(now.server["values"]["head"].numpy(), abs=2e-3)
 
 
 def test_help_prints_short_types_and_defaults_without_addresses():

@@ -5,6 +5,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, Error, RecordDict
 from flwr.app import Message as Envelope
 
@@ -63,6 +64,23 @@ def states_of(grid: InProcessGrid) -> dict[str, Any]:
         for node in grid.contexts
     }
     return {client: state["after"] for client, state in states.items() if state}
+
+
+VALUES = {"w": torch.zeros(1000), "b": torch.zeros(3)}
+
+
+def plain_method(**options: Any) -> fp.Method:
+    """Clients 0 and 1 move each value by their id + 1, and have the weights 2 and 3."""
+
+    def train(data: int, answer: Any, state: Any) -> Any:
+        weight = torch.tensor(2.0 + data)
+        return {n: fp.Weighted(v + 1 + data, weight) for n, v in answer.items()}, state
+
+    def form(client: int) -> Any:
+        return {n: fp.Weighted(v, torch.zeros(())) for n, v in VALUES.items()}
+
+    server = fp.averaging_server(VALUES, **options)
+    return fp.Method(train, server, lambda *all: torch.nn.Identity(), form=form)
 
 
 def in_process(

@@ -149,6 +149,8 @@ papers.fedhpl([TRUNK], num_classes=3, lr=1) -> ValueError: `changes` must be fie
 papers.sgpt(TRUNK, num_classes=3, domains=0) -> ValueError: `domains` must be at least 1; got 0
 papers.fedl2g([small], num_classes=3, by_features=1) -> TypeError: `by_features` must be True or F
 papers.fedl2g([small], num_classes=3, steps=2, epochs=2) -> ValueError: `steps` must be None with
+papers.fedhpl([TRUNK], num_classes=3, epochs=0) -> ValueError: `epochs` must be at least 1; got 0
+papers.sgpt(trunk(8), num_classes=3) -> ValueError: `shared_layers` and `group_layers` must be below
 papers.fedl2g([small()], num_classes=3) -> TypeError: `networks[0]` must be functions that make one
 papers.fedl2g([small], num_classes=3, by_features=True, num_features=None) -> ValueError: `num_f
 papers.fedhpl([small], num_classes=3, border=small) -> TypeError: `networks[0]` must be networks

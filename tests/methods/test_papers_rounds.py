@@ -46,42 +46,73 @@ def transformer(dim, depth):
     return fp.vit_trunk(network)
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_fedhpl(images, epochs):
-    trunks, axes, clients = [transformer(8, 2), transformer(12, 3)], hpl.Axes(), range(4)
-    changes = {"num_classes": 3, "clients": clients, "rounds": 2, "epochs": epochs}
-    method = papers.fedhpl(trunks, **changes)
-    setting, nothing = method.setting, torch.zeros(3, 3)
-    kind = partial(fp.DeepPrompts, setting.num_prompts)
-    values = {k: fp.snapshot(setting.new_model(k, prompts=kind)) for k in clients}
-    known, start = {trunk.dim: (nothing, nothing[0]) for trunk in trunks}, values[1]
+def cnn(width):
+    """A convolutional network whose features have this width."""
+    torch.manual_seed(width)
+    layers = nn.Conv2d(1, width, 3, stride=2), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    network = nn.Sequential(*layers)
+    network.num_features = width
+    return network
+
+
+def bordered(network, values, images, axes):
+    """Put two learned pixels of mean 0.2 and deviation 0.5 around each image."""
+    sides = ((values[f"prompts.{name}"] - 0.2) / 0.5 for name in ("columns", "rows"))
+    columns, rows = (side.expand(len(images), -1, -1, -1) for side in sides)
+    wide = torch.cat([columns[..., :2], images, columns[..., 2:]], 3)
+    found = network(torch.cat([rows[:, :, :2], wide, rows[:, :, 2:]], 2))
+    return found @ values["head.weight"].T + values["head.bias"]
+
+
+@pytest.mark.parametrize(("epochs", "border"), [(1, False), (2, False), (2, True)])
+def test_fedhpl(images, epochs, border, monkeypatch):
+    """Two networks of unlike width, with tokens or with a border of pixels."""
+    changes = {"num_classes": 3, "clients": range(4), "rounds": 2, "epochs": epochs}
+    if border:
+        monkeypatch.setattr(hpl, "forward", bordered)
+        changes["border"] = partial(fp.PadPrompts, 8, padding=2, mean=[0.2], std=[0.5])
+        method = papers.fedhpl([cnn(4), cnn(6)], **changes)
+    else:
+        method = papers.fedhpl([transformer(8, 2), transformer(12, 3)], **changes)
+    setting, nothing, axes = method.setting, torch.zeros(3, 3), hpl.Axes()
+    kind = None if border else partial(fp.DeepPrompts, setting.num_prompts)
+    values = {k: fp.snapshot(setting.new_model(k, prompts=kind)) for k in range(4)}
+    known = {setting.width_of(k): (nothing, nothing[0]) for k in range(2)}
+    start = values[1]
     for number, now in enumerate(fp.run_rounds(method, images)):
         sent = {}
-        for k in clients:
-            data, trunk = images.data(setting, k, number), setting.trunk_of(k)
+        for k in range(4):
+            data, dim = images.data(setting, k, number), setting.width_of(k)
+            network = setting.networks[k % 2] if border else setting.trunk_of(k).model
             batches, (pixels, labels) = [*data.batches()], data.own()
             assert len(batches) == epochs * -(-SIZES[k] // 16)
-            values[k] = hpl.train(trunk.model, values[k], batches, known[trunk.dim], axes)
-            logits = hpl.forward(trunk.model, values[k], pixels, axes)
-            sent[k] = hpl.Client(trunk.dim, [*logits], labels.tolist())
+            values[k] = hpl.train(network, values[k], batches, known[dim], axes)
+            logits = hpl.forward(network, values[k], pixels, axes)
+            sent[k] = hpl.Client(dim, [*logits], labels.tolist())
         known = {dim: hpl.teacher([*sent.values()], dim, 3, axes) for dim in known}
-        for k in clients:
+        for k in range(4):
             found = fp.snapshot(now.model(method, images, k))
             torch.testing.assert_close(found, dict(values[k]), **NEAR)
         for dim, teacher in known.items():
             torch.testing.assert_close(tuple(now.server[str(dim)]["logits"]), teacher, **NEAR)
-    assert (values[1]["prompts.tokens"] - start["prompts.tokens"]).abs().max() > 1e-4
+    moved = "prompts.rows" if border else "prompts.tokens"
+    assert (values[1][moved] - start[moved]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("domains", [None, 4])
-def test_sgpt(images, domains):
+HALVES = {"shared_layers": [0, 1], "group_layers": [2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("domains", "depth", "layers"), [(None, 6, {}), (4, 6, {}), (None, 5, HALVES)]
+)
+def test_sgpt(images, domains, depth, layers):
     own = {"rounds": 2, "clients": range(4), "cohort_size": 3, "num_groups": 4, "epochs": 2}
     own |= {"batch_size": 8}
     changes = own if domains is None else {"rounds": 2, "epochs": 2, "batch_size": 8}
-    trunk = transformer(8, 6)
-    method = papers.sgpt(trunk, num_classes=3, domains=domains, **changes)
+    trunk = transformer(8, depth)
+    method = papers.sgpt(trunk, num_classes=3, domains=domains, **changes, **layers)
     setting = method.setting
-    model = gpt.Model(trunk.model, replace=True, averaged=True)
+    model = gpt.Model(trunk.model, replace=True, averaged=True, **layers)
     model = model._replace(query_depth=domains and 5)
     sgd = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     now, usage = method.server.state["values"], [0.0] * 4
@@ -158,14 +189,30 @@ def literal(cost, a, b):
     return Coupling(plan, error, torch.zeros(cost.shape[:2], dtype=torch.int64), a, b, 0.1)
 
 
-def test_fedotp(float64):
+def scaled(cost, a, b, *, epsilon=0.1):
+    """Algorithm 1 in the log domain, until no column's scale changes by 0.001 relatively."""
+    kernel, new = -cost / epsilon, b.log() - (-cost / epsilon).logsumexp(0)
+    for _ in range(99):
+        rows = torch.minimum(a.log() - (kernel + new).logsumexp(1), torch.zeros(()))
+        new, old = b.log() - (kernel + rows[:, None]).logsumexp(0), new
+        if (new - old).abs().max() <= 1e-3:
+            break
+    return (kernel + rows[:, None] + new).exp()
+
+
+@pytest.mark.filterwarnings("ignore:A transport plan violates")  # the paper stops before the end
+@pytest.mark.parametrize(
+    ("changes", "plan"), [({"solver": literal}, otp.algorithm_1), ({}, scaled)]
+)
+def test_fedotp(float64, changes, plan):
+    """The block of the page has our stop of Algorithm 1; with `solver`, it is the printed one."""
     made, names = clip_federation(), ["cat", "dog", "polar bear"]
     federation = Federation(made.inputs, made.labels, made.shards)
-    changes = {"clients": [0, 1], "rounds": 2, "epochs": 2, "batch_size": 4, "scale": 100.0}
-    method = papers.fedotp(made.tower, class_names=names, solver=literal, **changes)
+    own = {"clients": [0, 1], "rounds": 2, "epochs": 2, "batch_size": 4, "scale": 100.0}
+    method = papers.fedotp(made.tower, class_names=names, **own, **changes)
     setting = method.setting
     encode = partial(coop.text_features, made.clip, TOKENIZER, names=names, before=16)
-    match = partial(otp.logits, scale=100.0, mass=0.8, plan=otp.algorithm_1)
+    match = partial(otp.logits, scale=100.0, mass=0.8, plan=plan)
     sgd = {"learning_rate": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     first = fp.snapshot(now_model(method, federation))
     shared, private = first["shared.context"], dict.fromkeys((0, 1), first["private.context"])

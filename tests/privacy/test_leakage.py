@@ -69,6 +69,7 @@ def test_the_bound_is_where_the_p_value_of_the_paper_is_5_percent(m, r, wrong, d
     scores = inside.double()
     order = torch.cat([inside.nonzero()[: (wrong + 1) // 2], (~inside).nonzero()[: wrong // 2]])
     scores[order] = 1 - scores[order]
+    scores += 1e-3 * drawn(m)  # without ties
     ranked = scores.argsort(stable=True)
     guesses = torch.cat([~inside[ranked[: r // 2]], inside[ranked[m - r // 2 :]]])
     found = leakage.epsilon_bound(scores, inside, delta=delta, guesses=r)
@@ -77,6 +78,12 @@ def test_the_bound_is_where_the_p_value_of_the_paper_is_5_percent(m, r, wrong, d
         assert p_value(found) == pytest.approx(0.05, abs=1e-6)
     else:
         assert p_value(0.0) > 0.05
+
+
+@pytest.mark.parametrize("inside", [torch.arange(60) < 30, torch.arange(60) >= 30])
+def test_equal_scores_show_nothing_whatever_the_order_of_the_canaries(inside):
+    assert leakage.epsilon_bound(torch.zeros(60), inside, delta=0.0) == 0.0
+    assert leakage.epsilon_bound(inside.double(), inside, delta=0.0) > 2.5
 
 
 def gaussian(sigma, seed, canaries=1000):
@@ -187,6 +194,21 @@ def test_scores_are_those_of_a_dense_matched_filter_summed_over_messages():
     assert found.numpy() == pytest.approx(expected, abs=1e-9)
     found = leakage.message_scores(method, log[-1:], single(*range(5)))
     assert found.numpy() == pytest.approx(cosines, abs=1e-9)
+
+
+def test_clipped_messages_of_another_length_are_found_by_an_auditor_who_knows_all_canaries():
+    """The mean of a population has the length of one unclipped step, and no message has."""
+    method, _ = linear(INPUTS, LABELS, {0: torch.arange(60)})
+    answer, inside = method.server.state["values"], torch.arange(60) % 3 == 0
+    parts = [method.client(single(k).data(method.setting, k, 0), dict(answer), {})[0]
+             for k in inside.nonzero()[:, 0].tolist()]  # fmt: skip
+    changes = [{n: each[n].value - answer[n] for n in answer} for each in parts]
+    lengths = [math.sqrt(sum(float(v.square().sum()) for v in each.values())) for each in changes]
+    total = {n: answer[n] + 30 * sum(each[n] / length for each, length
+             in zip(changes, lengths, strict=True)) for n in answer}  # fmt: skip
+    sent, canaries = leakage.Received(0, 0, answer, total), single(*range(60))
+    scores = leakage.message_scores(method, [sent], canaries, population=canaries)
+    assert leakage.success(scores[inside], scores[~inside]).auc > 0.99
 
 
 SENDING = [(name, family) for name, family in RUNS if name not in ("local", "coop", "zero_shot")]
@@ -390,12 +412,14 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
         "candidates": ([None, Federation(INPUTS, LABELS, {})], []),
         "population": ([SHARDS, 3], [single(8, 9)])}),
     (leakage.crafted_answer, GIVEN, {
-        "method": ([None], []), "answer": ([[1]], []), "target": ([INPUTS], []),
+        "method": ([None], []), "answer": ([[1]], []),
+        "target": ([INPUTS, (INPUTS[:2], LABELS[:1]), (INPUTS[:1], LABELS[:1].double())], []),
         "population": ([(INPUTS[:0], LABELS[:0])], []), **STEPS}),
     (leakage.probed, PROBED, {"client": ([5], []), "candidates": ([None], []),
                               "federation": ([None], []), "server_round": ([-1], [0])}),
     (leakage.confidences, {"model": NET, "inputs": INPUTS, "labels": LABELS}, {
-        "model": ([None, nn.Linear(40, 1).double()], []), "inputs": ([[1.0], INPUTS[:0]], []),
+        "model": ([None, nn.Linear(40, 1).double(), nn.LSTM(40, 4).double()], []),
+        "inputs": ([[1.0], INPUTS[:0]], []),
         "labels": ([LABELS[:3], LABELS + 1, LABELS.double()], [LABELS.int()]),
         "batch_size": ([0], [1])}),
     (leakage.likelihood_ratios, KNOWN, {
@@ -406,8 +430,9 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
     (leakage.MemorizingClassifier, {"inputs": INPUTS, "labels": LABELS, "num_classes": 4}, {
         "inputs": ([INPUTS[:1], [1.0], INPUTS * nan], []), "labels": ([LABELS[:3], LABELS + 1], []),
         "num_classes": ([1, 2.0], [5])}),
-    (partial(leakage.descent, labels=LABELS[:2], data=DATA), {"method": METHOD, "received": SENT}, {
-        "method": ([None], []), "received": ([None, PAYLOAD], []), "encode": ([3], [None])}),
+    (leakage.descent, {"method": METHOD, "received": SENT, "data": DATA, "labels": LABELS}, {
+        "method": ([None], []), "received": ([None, PAYLOAD], []), "encode": ([3], [None]),
+        "labels": ([3, LABELS.double()], [LABELS[:1]])}),
     (leakage.reconstructed, DRAWN, {
         "received": ([None], []), "simulate": ([None, lambda images: {"other": images.mean()}], []),
         "start": ([INPUTS, IMAGES[:0], IMAGES * nan], []), "smoothness": ([-1.0], [0.0]),
@@ -422,3 +447,12 @@ def test_answers_without_entries_of_the_prediction_cannot_be_crafted():
     method = METHOD._replace(predict=lambda data, answer, state: nn.Linear(40, 4))
     with pytest.raises(ValueError, match="`method` must have answers with entries"):
         leakage.crafted_answer(method, ANSWER, DATA, PAIR, PAIR)
+
+
+def test_attacks_work_where_gradients_are_off_and_say_so_where_they_cannot():
+    candidates = single(2, 30)
+    expected = leakage.message_scores(METHOD, [SENT], candidates)
+    with torch.no_grad():
+        assert torch.equal(leakage.message_scores(METHOD, [SENT], candidates), expected)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="message_scores computes"):
+        leakage.message_scores(METHOD, [SENT], candidates)

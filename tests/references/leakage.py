@@ -49,5 +49,6 @@ def matched_filter(candidate, seen, population):
     apart = population - mean
     share = 0.01 * np.mean((apart**2).sum(1))
     inverse = np.linalg.inv(apart.T @ apart + share * np.eye(len(mean)))
-    own, moved = candidate - mean, seen - mean
+    scale = (mean @ inverse @ seen) / (mean @ inverse @ mean)
+    own, moved = candidate - mean, seen - scale * mean
     return own @ inverse @ moved / math.sqrt((own @ inverse @ own) * (moved @ inverse @ moved))

@@ -43,18 +43,6 @@ def test_committed_weights_are_those_their_metadata_describes(clip):
     assert len(json.loads(metadata["merges"])) == emoji_clip.TINY.merges
 
 
-def test_the_text_tower_of_the_large_network_is_the_one_of_the_recipe():
-    with safe_open(emoji_clip.TEXT, framework="pt") as file:
-        metadata, weights = file.metadata(), load_file(emoji_clip.TEXT)
-    stored = b"".join(weights[name].numpy().tobytes() for name in sorted(weights))
-    assert metadata["sha256"] == hashlib.sha256(stored).hexdigest()
-    tokenize = WordPieces(tuple(json.loads(metadata["merges"])))
-    architecture = json.loads(metadata["architecture"])
-    assert architecture["text_cfg"] == emoji_clip.LARGE.text(tokenize.size)
-    assert not any("trunk" in name for name in weights)
-    assert weights["visual.head.proj.weight"].shape == (emoji_clip.LARGE.dim, 384)
-
-
 def test_zero_shot_works_on_concepts_that_were_not_trained(clip):
     """The mean of the patches on an emoji classifies almost as well as the pooled token."""
     _, test = samples.emoji()

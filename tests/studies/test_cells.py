@@ -13,8 +13,8 @@ import study
 from fabricated import fabricate, unchecked
 from studies import papers
 
-VIT, CLIP = "vit_tiny_patch16_224.augreg_in21k", "ViT-S-32-alt:own"
-OFFICE = {"train": 8, "test": 4}
+VIT, CLIP = "test_vit.r160_in1k", "ViT-S-32-alt:own"
+OFFICE = {"train": 3, "test": 1}
 CELLS = {
     "fedhpl": ("fedhpl-2-svhn-iid", "FedHPL (ViT)", VIT, {"train": 20, "test": 4}),
     "sgpt": ("sgpt-2-office-caltech10", "SGPT", VIT, OFFICE),
@@ -38,9 +38,10 @@ def test_a_cell_runs_from_files_to_the_printed_figure(paper, tmp_path, monkeypat
     setting, flags = papers.settings(paper)[name], []
     if network is not None:
         flags = ["--weights", weights(network, tmp_path)]
-        side = 64 if network == VIT else 224
-        small = replace(setting, backbones=(network,), image_size=side)
-        monkeypatch.setitem(papers.settings(paper), name, small)
+    small = {"backbones": (network,) if network else ("cnn", "resnet4")}
+    side = 224 if network == CLIP else 32
+    own = replace(setting, **small, image_size=side)
+    monkeypatch.setitem(papers.settings(paper), name, own)
     fabricate(setting.data, tmp_path, **numbers)
 
     def refused(*address, **options):

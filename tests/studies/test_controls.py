@@ -117,7 +117,7 @@ def test_training_without_the_quiz_follows_no_guide_in_any_round(partition):
     task = TASKS["ablations-fedl2g"]
     rows = {row.title: row for row in task.rows(partition)}
     row = rows["Local training without the quiz"]
-    trial = task.make(partition, row, seed=0, machine=Machine(), validate=False)
+    trial = task.make(partition, row, seed=0, machine=Machine())
     assert row.values["warm_up"] == trial.setting.rounds
     learned = {**rows["FedL2G-f"].values, "warm_up": trial.setting.rounds}
     assert row.values == learned

@@ -17,9 +17,8 @@ def cheap(monkeypatch):
     emoji.sides.cache_clear()
 
 
-def made(partition, validate=False):
-    row = Row.of("promptfl")
-    return emoji.make(partition, row, seed=0, machine=Machine(), validate=validate)
+def made(partition):
+    return emoji.make(partition, Row.of("promptfl"), seed=0, machine=Machine())
 
 
 def mixes_of(trial):
@@ -37,21 +36,9 @@ def test_clients_of_a_style_that_is_left_out_never_train(left, count):
     assert list(trial.setting.clients) == list(range(10 - count))
 
 
-def test_two_classes_a_client_and_validation_on_other_concepts():
+def test_two_classes_a_client():
     pairs = mixes_of(made("pairs")).view(12, len(samples.STYLES), 24).sum(1)
     assert ((pairs > 0).sum(1) == 2).all()
-    train, held = emoji.sides("tokens", True)
-    known, _ = samples.emoji()
-    assert len(train.labels) + len(held.labels) == len(known.labels)
-    nouns = {}
-    for image, name in zip(known.images, known.names, strict=True):
-        nouns.setdefault(image.numpy().tobytes(), set()).add(name.split()[-1])
-    first, second = (
-        set().union(*(nouns[row.numpy().tobytes()] for row in side.pixels))
-        for side in (train, held)
-    )
-    assert first & second <= {"dvd", "disk"}  # one drawing with two names
-    assert torch.equal(held.labels.unique(), torch.arange(24))
 
 
 @pytest.mark.parametrize("shots", [4, 16])

@@ -12,7 +12,6 @@ An attack that does not work is a result only if it works on a model that leaks.
 :class:`MemorizingClassifier`, or a client with one image.
 """
 
-from fedprompt.privacy.leakage.images import descent, reconstructed, similarities
 from fedprompt.privacy.leakage.messages import (
     Received,
     crafted_answer,
@@ -20,7 +19,8 @@ from fedprompt.privacy.leakage.messages import (
     observed,
     probed,
 )
-from fedprompt.privacy.leakage.models import MemorizingClassifier, confidences, likelihood_ratios
+from fedprompt.privacy.leakage.published import MemorizingClassifier, confidences, likelihood_ratios
+from fedprompt.privacy.leakage.reconstruction import descent, reconstructed, similarities
 from fedprompt.privacy.leakage.success import Leakage, Success, epsilon_bound, measured, success
 
 __all__ = [

@@ -101,15 +101,15 @@ def message_scores(
     one image alone, for the same answer. What the client changed, M, is then compared with
     what this image would change, by a matched filter:
 
-    .. math:: \frac{(m_x - \mu)^\top S^{-1} (M - \mu)}
-        {\sqrt{(m_x - \mu)^\top S^{-1} (m_x - \mu)} \sqrt{(M - \mu)^\top S^{-1} (M - \mu)}}
+    .. math:: \frac{(m_x - \mu)^\top S^{-1} (M - c \mu)}
+        {\sqrt{(m_x - \mu)^\top S^{-1} (m_x - \mu)} \sqrt{(M - c \mu)^\top S^{-1} (M - c \mu)}}
 
     :math:`\mu` and S are the mean and the covariance of simulated messages of the population. To
-    each variance, 1 % of the total variance over the number of images is added. Without a
-    population, :math:`\mu = 0` and S is the identity, so the score is a cosine. Scores of several
-    messages are added. Nothing is assumed about messages, so this works for parameters, prototypes
-    and gradients alike. For one plain gradient step, it is the likelihood ratio of a Gaussian with
-    covariance S.
+    each variance, 1 % of the total variance over the number of images is added. The factor c fits
+    M best in the same metric, because steps on many images, or clipped ones, have another length.
+    Without a population, :math:`\mu = 0` and S is the identity, so the score is a cosine. Scores of
+    several messages are added. The form of messages does not matter: they may be parameters,
+    prototypes or gradients.
 
     Args:
         method: Method as the server simulates it: without codecs, and without privacy noise.
@@ -123,7 +123,7 @@ def message_scores(
         Score of each candidate in the order of ``candidates.shards``, in [-1, 1] for each message.
 
     Raises:
-        ValueError: If there is no message, or the candidate's message has no entry of the payload.
+        ValueError: If there is no message, or a message has no payload.
 
     Example:
         A client of one image, and two candidates.
@@ -149,8 +149,9 @@ def message_scores(
     if not isinstance(received, Mapping):
         listed = dict.fromkeys(candidates.shards, received)
     check.known("received", map(str, candidates.shards), [*map(str, listed)], "name candidates in")
+    check.gradients_are_recorded("message_scores")
     filters, scores = dict[int, Callable[[list[Tensor]], Tensor]](), []
-    with kept_streams():
+    with kept_streams(), torch.enable_grad():
         for candidate in candidates.shards:
             messages = listed[candidate]
             if id(messages) not in filters:
@@ -187,7 +188,8 @@ class _Metric:
         gram = self.apart @ self.apart.T
         ridge = _RIDGE * gram.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny / _RIDGE)
         self.inner = torch.linalg.inv(gram + ridge * torch.eye(len(gram)).to(gram))
-        self.moved = seen - self.mean
+        length = self._of(self.mean, self.mean).clamp(min=torch.finfo(torch.float64).tiny)
+        self.moved = seen - self._of(self.mean, seen) / length * self.mean
 
     def __call__(self, own: Tensor) -> Tensor:
         own = own - self.mean
@@ -311,6 +313,7 @@ def crafted_answer(
     check.number("learning_rate", learning_rate, above=0)
     for argument, given in {"target": target, "population": population}.items():
         check.pair(argument, given, "be inputs and labels")
+        check.labels(f"{argument}[1]", given[1], check.LARGEST_INT, size=len(given[0]), of="inputs")
         check.some(argument, len(given[1]), "have at least one image")
     check.gradients_are_recorded("crafted_answer")
     count, device = len(target[1]), target[0].device
@@ -408,8 +411,9 @@ def probed(
     check.instance("federation", federation, Clients, "be a Federation")
     check.known("client", [str(client)], [*map(str, federation.shards)], "be one of")
     check.count("server_round", server_round, at_least=0)
+    check.gradients_are_recorded("probed")
     calls, received = Calls(method, seed_of(method), server_round), {}
-    with kept_streams():
+    with kept_streams(), torch.enable_grad():
         data = federation.data(method.setting, client, server_round)
         for number in candidates.shards:
             target = candidates.data(method.setting, number, server_round).own()

@@ -171,7 +171,8 @@ def epsilon_bound(
 
     Each canary is put into the data with probability 1/2, independently of the others
     (``poisson_batch(m, rate=0.5)``). After one run, the r / 2 canaries with the highest scores are
-    guessed to be inside, and the r / 2 with the lowest scores outside. If the run were
+    guessed to be inside, and the r / 2 with the lowest scores outside. Guesses that ties leave open
+    count as wrong. If the run were
     :math:`(\varepsilon, \delta)`-private, v or more of r guesses were right with probability at
     most
 
@@ -219,7 +220,9 @@ def epsilon_bound(
     r = m - m % 2 if guesses is None else guesses
     check.count("guesses", r, at_least=2, at_most=m, of="the number of canaries")
     check.require(r % 2 == 0, "guesses", "be even", r)
-    inside, order = inside.cpu(), scores.double().cpu().argsort(stable=True)
+    inside, scores = inside.cpu(), scores.double().cpu()
+    first = (~inside).int().argsort(stable=True)  # equal scores are wrong guesses
+    order = first[scores[first].argsort(stable=True)]
     right = int(inside[order[m - r // 2 :]].sum() + (~inside[order[: r // 2]]).sum())
 
     def possible(epsilon: float) -> bool:

@@ -58,6 +58,7 @@ def descent(
     """
     nouns.method(method)
     check.instance("received", received, Received, "be a message, as `observed` logs it")
+    check.labels("labels", labels, check.LARGEST_INT)
     check.optional(check.function, "encode", encode)
     with kept_streams():
         model, values = prediction(method, received.answer, data, received.payload)

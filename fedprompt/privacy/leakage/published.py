@@ -67,7 +67,9 @@ def confidences(
         model.eval()
         with kept_streams():
             for part in torch.split(inputs, batch_size):
-                found.append(model(part.to(device)).double().cpu())
+                logits = model(part.to(device))
+                check.instance("model", logits, Tensor, "return logits (batch, classes)")
+                found.append(logits.double().cpu())
     finally:
         for module, training in modes.items():
             module.training = training
