@@ -67,8 +67,9 @@ def test_a_trace_names_the_line_of_each_run():
 def test_every_result_has_the_most_frequent_class():
     """The row stands in each table of rows, and its figures can be quoted."""
     for path in sorted(TABLES.glob("*.csv")):
-        rows = [line["row"] for line in csv.DictReader(path.read_text().splitlines())]
-        assert "Most frequent class" in rows, path
+        lines = list(csv.DictReader(path.read_text().splitlines()))
+        rows = [line["row"] for line in lines if "row" in line]  # leakage has no accuracies
+        assert not rows or "Most frequent class" in rows, path
     assert figures.figure("solar/deep-labels; Most frequent class; full") == "59.9 ± 0.4"
 
 
