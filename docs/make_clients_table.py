@@ -66,7 +66,7 @@ def measured(clients: int, cohort: int, size: str, where: str) -> list[object]:
         train, fp.averaging_server(values), lambda *all: torch.nn.Identity()
     )
     # The first clients have their states already.
-    before = clients - 2_000 if size == "3.3 kB" else 0
+    before = clients - 1_000 if size == "3.3 kB" else 0
     cohorts = [range(at, at + cohort) for at in range(before, clients, cohort)]
     states = Before(before, values["x"])
     begin = fp.Round(-1, method.server.state, states, images=dict.fromkeys(states, ""))

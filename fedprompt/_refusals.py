@@ -384,7 +384,7 @@ def shape(argument: str, tensor: Tensor, shape: Sequence[int], of: str = "") -> 
 def first_axes(argument: str, rows: Tensor, of: str, value: Tensor) -> None:
     """Require the sizes of the first axes of a value, as weights of its rows have."""
     if rows.shape != value.shape[: rows.ndim]:
-        *others, last = [str(tuple(value.shape[:count])) for count in range(value.ndim + 1)][-3:]
+        *others, last = [str(tuple(value.shape[:count])) for count in range(value.ndim + 1)]
         shapes = f"{', '.join(others)} or {last}" if others else last
         rule = f"have shape {shapes}, the first axes of {of}"
         raise wrong(argument, rule, tuple(rows.shape))

@@ -20,9 +20,9 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     for line in lines:
         command.main([*shlex.split(line), "--workers", "1"])
     said = capsys.readouterr().out
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert "layout domain/class" in said
-    for out in ("photos-results", "clip", "left-out"):
+    for out in ("photos-results", "clip"):
         assert (tmp_path / out / "bars.png").exists()
         assert (tmp_path / out / "table.csv").exists()
 

@@ -41,7 +41,9 @@ def test_parts_that_were_just_computed_are_not_checked_again():
 
 
 REFUSED = """
-fp.Weighted(ones(2, 3), ones(3)) -> ValueError: `weight` must have shape (), (2,) or (2,
+fp.Weighted(ones(2, 3), ones(3)) -> ValueError: `weight` must have shape (), (2,) or (2, 3), the
+fp.Weighted(ones(4, 1, 2, 3), ones(1, 2)) -> ValueError: `weight` must have shape (), (4,), (4, 1),
+fp.Weighted(ones(()), ones(1)) -> ValueError: `weight` must have shape (), the first axes of
 fp.Weighted(ones(2).long(), ones(2)) -> TypeError: `value` must be a floating-point tensor; got a
 fp.Weighted([1.0], ones(1)) -> TypeError: `value` must be a floating-point tensor; got a list
 fp.Weighted(ones(2).to_sparse(), ones(2)) -> TypeError: `value` must be a dense tensor; got one with

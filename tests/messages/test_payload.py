@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from fedprompt import Weighted, collect, num_bytes, snapshot
+from fedprompt import ShallowPrompts, Weighted, collect, num_bytes, snapshot
 from named_model import NAMES, Model, tensors_of
 from same import assert_identical
 
@@ -111,3 +111,13 @@ def test_the_bytes_of_each_kind_of_entry_are_those_computed_by_hand():
     entries = {name: entry for name, (entry, _) in message.items()}
     assert num_bytes(entries) == sum(size for _, size in message.values())
     assert num_bytes({}) == 0
+
+
+def test_the_error_of_rows_names_the_shapes_that_fit():
+    """It named (1,) for the tokens (1, 8, 48) of shallow prompts, of which eight have weights."""
+    prompts = ShallowPrompts(8, 48)
+    with pytest.raises(
+        ValueError, match=r"shape \(\), \(1,\), \(1, 8\) or \(1, 8, 48\), the first"
+    ):
+        collect(prompts, weight=3, rows={"tokens": torch.ones(8)})
+    assert collect(prompts, weight=3, rows={"tokens": torch.ones(1, 8)})["tokens"].weight.ndim == 2

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import study
-from fedprompt.compare import ranks, records
+from fedprompt.compare import ranks, records, runs
 from fedprompt.compare.rows import CONSTANT
 from fedprompt.compare.trials import CompareError
 from studies import TASKS, pages
+from studies.core import Cell, Machine, Row
 
 PARTITIONS = {"codecs": "dirichlet", "privacy": "iid", "which-when": "example", "sizes": "digits"}
 PARTITIONS |= {"digits": "few", "networks": "few", "clip": "few", "emoji": "4-shots"}
@@ -82,6 +83,24 @@ def test_tables_are_made_from_committed_records_whatever_their_stamp(name, tmp_p
 def test_a_recorded_run_has_the_same_figures(capsys):
     study.main(["--check", "1", "--study", "clip"])
     assert capsys.readouterr().out.rstrip().endswith("agrees")
+
+
+@pytest.mark.parametrize(
+    "place", ["digits/dirichlet", "emoji/pairs", "solar/deep-labels", "privacy/iid", "mnist/sgpt"]
+)
+def test_images_are_divided_as_in_the_records(place):
+    """The most frequent class needs no training, and its figures show another division."""
+    name, partition = place.split("/")
+    machine = Machine(weights={"random": Path()})
+    where = TASKS[name], partition, Row(CONSTANT, ""), 1, None, machine, ""
+    now, _ = runs.run(Cell(*where))
+    (old,) = (
+        record
+        for record in records.read(study.RECORDS / f"{name}.jsonl")
+        if (record["partition"], record["row"], record["seed"]) == (partition, CONSTANT, 1)
+    )
+    for figure in ("own", "own_balanced", "full", "balanced", "worst"):
+        assert now[figure] == old[figure], figure
 
 
 def test_a_figure_that_differs_from_its_record_is_said(monkeypatch, capsys):
