@@ -23,7 +23,7 @@ from fedprompt import data
 from fedprompt._files import path_of
 from fedprompt.backbones.pretrained import Network, network
 from fedprompt.compare import problems, stamps
-from fedprompt.compare.images import UNREADABLE, Bar, Mapped, decoded, prepared_trunk, shown
+from fedprompt.compare.images import UNREADABLE, Bar, Mapped, decoded, shown
 from fedprompt.compare.problems import Budget, Data, Problem, Protocol
 from fedprompt.compare.tokens import Tokens
 from fedprompt.compare.trials import Chosen, CompareError, Further
@@ -107,9 +107,7 @@ class Store:
             needed: Positions in `keep` of the images that are read.
         """
         places = torch.from_numpy(keep)
-        if family != "CLIP":
-            return Chosen(self.levels, places)
-        if kind == "images":
+        if family != "CLIP" or kind == "images":
             return Chosen(self.levels, places, self.network.preparation.normalized)
         tokens = self.tokens(torch.device(device).type)
         tokens.need(places[needed])
@@ -527,8 +525,8 @@ def settings_of(
         )
         if "new" in part.further:  # others learn something for each class
             return found
-    trunk: Any = prepared_trunk(made.trunk, made.preparation.normalized)
-    return {**found, "one model": VitSetting(trunk=trunk, num_classes=len(class_names), **budget)}
+    given: dict[str, Any] = {"num_classes": len(class_names), **budget}
+    return {**found, "one model": VitSetting(trunk=made.trunk, **given)}
 
 
 def worded(names: Sequence[str]) -> list[str]:

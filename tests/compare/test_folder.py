@@ -233,7 +233,7 @@ digits(cohort_size=4) -> ValueError: `cohort_size` must be at most 3, the client
 
 
 FEW = {
-    "one model": ["fedproto", "fedvpt", "perfedavg", "fedlora:sizes={1: 1}"],
+    "one model": ["fedproto", "fedvpt", "perfedavg", "pfedpt", "fedlora:sizes={1: 1}"],
     "CLIP": ["pfedmoap", "promptfl:sizes={0: 3}", "head_tuning"],
 }
 FITTING = {
