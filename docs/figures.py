@@ -41,8 +41,12 @@ WRITTEN = re.compile(r"(<!-- record (.*?) -->).*?(<!-- end -->)")
 def view(name: str, partition: str) -> View:
     """Return the table of a partition, of which each record has its line in the file."""
     text = (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8")
-    found = map(json.loads, text.splitlines())  # not all are of a comparison, with values
-    lines = [{"values": {}} | each | {"line": line} for line, each in enumerate(found, 1)]
+    found = map(
+        json.loads, text.splitlines()
+    )  # not all are of a comparison, with values
+    lines = [
+        {"values": {}} | each | {"line": line} for line, each in enumerate(found, 1)
+    ]
     listed = [
         record for record in records.newest(lines) if record["partition"] == partition
     ]

@@ -32,7 +32,9 @@ def _copied(part: Any, known: dict[int, Tensor]) -> Any:
         if dense:
             own = part.clone()
         else:
-            own = part.detach().as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
+            own = part.detach().clone(memory_format=torch.contiguous_format)
+            if kind.__torch_dispatch__ is Tensor.__torch_dispatch__:  # it has PyTorch's operators
+                own = own.as_subclass(Tensor)
         known[id(own)] = own
         return own
     if kind in _PLAIN:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.backbones._attributes import PREFIX, Attributes, find_module, tensors
 from fedprompt.backbones._models import classifier, listed
 from fedprompt.backbones._probe import HALF, apart, unreached
+from fedprompt.backbones.attributes import PREFIX, Attributes, find_module, tensors
 from fedprompt.backbones.freezing import Trainable
 from fedprompt.interfaces import ClassNames, TextEncoder, Trunk
 from fedprompt.prompts.context import prompted_text

@@ -12,8 +12,8 @@ import torch.nn as nn
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
-from fedprompt.backbones._attributes import Attributes, find_module, is_plain, tensors
 from fedprompt.backbones._models import classifier
+from fedprompt.backbones.attributes import Attributes, find_module, is_plain, tensors
 from fedprompt.backbones.freezing import Trainable
 from fedprompt.backbones.images._frozen import FrozenTrunk
 from fedprompt.interfaces import PromptStream, TextEncoder, Trunk

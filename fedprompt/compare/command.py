@@ -34,9 +34,9 @@ from fedprompt.compare.folder import folder
 from fedprompt.compare.problems import Budget, Problem, Protocol
 from fedprompt.compare.report import check_device, check_folder, estimate, run
 from fedprompt.compare.trials import CompareError, Machine, cores
-from fedprompt.data._wording import few, named
 from fedprompt.data.folders import IMAGES, is_hidden
 from fedprompt.data.opening import MAX_PIXELS
+from fedprompt.data.wording import few, named
 
 NAME = "fedprompt compare"
 OTHERS = {"skip": "skip-damaged"}

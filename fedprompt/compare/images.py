@@ -23,8 +23,8 @@ from fedprompt.backbones.preparation import Preparation
 from fedprompt.compare import stamps
 from fedprompt.compare.trials import CompareError, cores
 from fedprompt.data import Folder
-from fedprompt.data._wording import named
 from fedprompt.data.opening import MAX_PIXELS, opened
+from fedprompt.data.wording import named
 from fedprompt.interfaces import TrainableTrunk
 from fedprompt.methods.models import tuned_trunk
 

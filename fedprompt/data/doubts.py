@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from fedprompt.data._wording import named, similar
+from fedprompt.data.wording import named, similar
 
 DOUBTS = {
     "train-and-test": ("the same image is in training and in tests", "Delete one of the two files"),

@@ -19,7 +19,6 @@ from jaxtyping import Int64, Shaped
 import fedprompt._refusals as check
 from fedprompt._files import path_of
 from fedprompt.data import doubts
-from fedprompt.data._wording import SHOWN, counted, few, named
 from fedprompt.data.doubts import Doubt
 from fedprompt.data.lists import (
     LISTS,
@@ -34,6 +33,7 @@ from fedprompt.data.lists import (
     slashed,
     worded,
 )
+from fedprompt.data.wording import SHOWN, counted, few, named
 
 READ = (
     "CLASS/*, {train,val,test}/CLASS/*, a CSV with path and label, and a list split_zhou_*.json of "

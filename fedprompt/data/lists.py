@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fedprompt.data._wording import few, named
 from fedprompt.data.doubts import both
+from fedprompt.data.wording import few, named
 
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),

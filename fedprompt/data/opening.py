@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageFile, ImageOps
 
-from fedprompt.data._wording import named
+from fedprompt.data.wording import named
 
 PLUGINS = ("Jpeg", "Png", "WebP", "Bmp", "Tiff", "Gif", "Ppm")
 """Formats of Pillow that read a file by themselves. EPS, for example, starts a program."""

@@ -16,9 +16,9 @@ import numpy as np
 
 import fedprompt._refusals as check
 from fedprompt.data import doubts
-from fedprompt.data._wording import few
 from fedprompt.data.doubts import DOUBTS, Doubt, both
 from fedprompt.data.folders import Folder
+from fedprompt.data.wording import few
 
 Bar = Callable[[Sequence[Path]], Iterable[Path]]
 

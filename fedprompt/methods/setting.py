@@ -30,7 +30,7 @@ import fedprompt as fp
 import fedprompt._refusals as check
 from fedprompt import _casts
 from fedprompt._trees import digest
-from fedprompt.backbones._attributes import find_module, tensors
+from fedprompt.backbones.attributes import find_module, tensors
 
 __all__ = [
     "Batch",

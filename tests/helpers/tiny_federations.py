@@ -232,7 +232,8 @@ def _trunk(dim: int, dtype: torch.dtype) -> fp.interfaces.Trunk:
 def _frozen_clip(dtype: torch.dtype) -> dict[str, Any]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = copy_of("as initialized", lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
+        key = f"as initialized in {dtype}"  # numbers are drawn in this dtype
+        model = copy_of(key, lambda: open_clip.model.CLIP(12, VISION, TEXT).eval())
     return {"clip": fp.freeze(model.to(dtype)), "tower": fp.TextTower(model, TOKENIZER)}
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fedprompt.compare.rows import CONSTANT
 from studies.controls import CONTROLS
 from studies.digits import FIXED
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-CONTROL_ROWS = {row.title for row in (*CONTROLS.values(), *chain(*FIXED.values()))}  # no page
+TITLES = {row.title for row in (*CONTROLS.values(), *chain(*FIXED.values()))}
+CONTROL_ROWS = {CONSTANT, *TITLES}  # no page
 
 
 @pytest.fixture(scope="module")
