@@ -23,6 +23,7 @@ from fedprompt import (
     vit_trunk,
     zero_shot_classifier,
 )
+from fedprompt.backbones.pretrained import network
 from fedprompt.interfaces import PromptedText
 from models import build, draw_images, row_named, tiny_vit
 from own_trunks import PlainTrunk
@@ -137,6 +138,13 @@ def altered(model):
     return model
 
 
+def of_few_words():
+    """A CLIP with a vocabulary of its own, whose tokenizer is not known."""
+    clip = open_clip.model.CLIP(4, SMALL | {"head_width": 4}, TEXT | {"vocab_size": 9})
+    clip.visual.preprocess_cfg = {"size": 16, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    return network(clip, "clip")
+
+
 def unsized():
     """A model that keeps its weights as buffers."""
     model = tiny_vit()
@@ -224,6 +232,9 @@ vit_trunk(transformers.CLIPSegVisionModel(transformers.CLIPSegVisionConfig(**WID
 vit_trunk(nn.DataParallel(nn.Sequential(tiny_vit()))) -> TypeError: model.get_submodule('module.0')
 TextTower(nn.DataParallel(make_clip()), TOKENIZER) -> TypeError: it contains one; pass model.module
 tokens_of(nn.DataParallel(make_clip())) -> TypeError: it contains one; pass model.module); got
+vit_trunk(tiny_vit()).embed(zeros(1, 16, 16, 3)) -> ValueError: call images.permute(0, 3, 1, 2);
+vit_trunk(tiny_vit()).embed(zeros(1, 1, 16, 16)) -> ValueError: images.expand(-1, 3, -1, -1); got
+of_few_words() -> TypeError: or a CLIP of open_clip with the tokenizer of CLIP; got a CLIP
 vit_trunk(unsized()) -> ValueError: `model` must have floating-point parameters; got none.
 vit_trunk(blind()) -> ValueError: must embed an image; weights outside of blocks must fit, not shard
 """)

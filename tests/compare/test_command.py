@@ -93,6 +93,12 @@ def test_one_rank_prints_and_none_has_workers(rank, printed, calls, monkeypatch,
     assert bool(said) == (rank == 0)
 
 
+def test_a_method_that_failed_gives_status_1(calls, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda *_, **how: SimpleNamespace(failed={"A"}, folder=""))
+    with pytest.raises(SystemExit, match="1"):
+        command.main(["photos", "--vit", "net", "--methods", "fedprox"])
+
+
 def test_an_error_is_one_line_in_the_words_of_the_command(calls, monkeypatch, capsys):
     flags = ["photos", "--vit", "net", "--methods", "fedprox"]
     for text, line in ((" `skip=True` leaves\nit", "--skip-damaged leaves it"), ("", "ValueError")):

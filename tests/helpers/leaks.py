@@ -6,7 +6,6 @@ Each is a function of a setting at the top of the file.
 import contextvars
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -221,7 +220,7 @@ HONEST += [with_a_backdoor]
 
 
 def ends_the_process(setting):
-    repeats = sys.argv[0] == "-c"  # in the helper
+    repeats = os.environ.get("AUDITED_IN") != str(os.getpid())
     return sending(lambda data: os._exit(3) if repeats else secret(data))
 
 
