@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,7 +12,6 @@ from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Literal, NamedTuple, cast
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -223,8 +223,8 @@ def folder(
     bar = shown("Decoding", hidden=_is_hidden())
     stores = [Store(each, made, content, where, max_pixels, bar) for each in found]
     stores = [_without_damaged(each, say) for each in stores] if skip else stores
-    if cache is None:
-        finalize(stores[0], shutil.rmtree, where, ignore_errors=True)
+    if cache is None:  # a trial that outlives the problem reads the file
+        atexit.register(shutil.rmtree, where, ignore_errors=True)
     same = {"vit": vit, "clip": clip, "size": size, "test": test, "layout": layout, "skip": skip}
     same |= {"max_pixels": max_pixels, "allow": tuple(allow), "template": template}
     given = {**same, "cache": where, **options}

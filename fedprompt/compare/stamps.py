@@ -325,7 +325,8 @@ def _globals(values: Mapping[str, Any]) -> list[Any]:
 
 def _state(value: Any, seen: dict[int, Any]) -> list[Any]:
     """Describe a function, a class or an object by its name, and by what a program can change."""
-    kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
+    has_name = isinstance(getattr(value, "__qualname__", None), str)  # not a cached property
+    kind = value if has_name else type(value)
     module = str(getattr(kind, "__module__", None))
     where: list[Any] = [_plain_name(module), kind.__qualname__]
     parts: Any = None
@@ -337,7 +338,7 @@ def _state(value: Any, seen: dict[int, Any]) -> list[Any]:
         parts = [dict(value.state_dict()), plain]
     elif inspect.ismethod(value):
         parts = [value.__func__, value.__self__]
-    elif module in ("types", "argparse") and not isinstance(value, type):  # of plain values
+    elif module in ("types", "argparse", "functools") and not isinstance(value, type):
         parts = dict(getattr(value, "__dict__", {}))
     elif installed(module) is not None or not hasattr(value, "__dict__"):
         return where

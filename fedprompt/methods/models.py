@@ -227,8 +227,8 @@ class VitSetting(_OneTrunk):
                 check.optional(check.module, "prompts(trunk)", made := make(trunk))
                 model.prompts = made
             if tune is not None:
-                model.trunk = tuned_trunk(trunk, tune)
-                model.tuned = model.trunk.trainable
+                model.trunk = tuned = tuned_trunk(trunk, tune)
+                model.tuned = tuned.trainable
             return model
 
         return self.seeded(drawn)
@@ -246,7 +246,7 @@ class VitSetting(_OneTrunk):
 del VitSetting.trunk, VitSetting.__dataclass_fields__["trunk"]
 
 
-def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
+def tuned_trunk(trunk: Any, tune: Tune) -> Any:
     """Make a trunk of a copy of a trunk's model, with trained parameters.
 
     A trunk with a function `tuned`, from `tune` to such a trunk, makes it itself.
@@ -258,7 +258,7 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
         return tuned, parameters
 
     if hasattr(trunk, "tuned"):
-        return cast(TrainableTrunk, trunk.tuned(copied))
+        return trunk.tuned(copied)
     if hasattr(trunk, "mask"):
         model, parameters = copied(trunk.model)
         return fp.vit_trunk(model, attention_mask=trunk.mask, trainable=parameters)
@@ -268,7 +268,7 @@ def tuned_trunk(trunk: Any, tune: Tune) -> TrainableTrunk:
     return _around(trunk, *copied(trunk.model))
 
 
-def _around(trunk: Any, model: nn.Module, parameters: list[nn.Parameter]) -> TrainableTrunk:
+def _around(trunk: Any, model: nn.Module, parameters: list[nn.Parameter]) -> Any:
     """Make a trunk of the same class around another model; copies have their trained parameters."""
 
     def own_parameters(self: Any, memo: dict[int, Any]) -> Any:
@@ -278,7 +278,7 @@ def _around(trunk: Any, model: nn.Module, parameters: list[nn.Parameter]) -> Tra
     made: Any = object.__new__(kind)
     trainable = Trainable(fp.freeze(model), parameters).requires_grad_()
     vars(made).update(vars(trunk), model=model, trainable=trainable)
-    return cast(TrainableTrunk, made)
+    return made
 
 
 class ClipModel(Complete):

@@ -266,6 +266,8 @@ from functools import partial; helper = partial(made(1), 3)
 helper = partial(made(1), 4)
 Config.step = made
 Config.step = mine
+from functools import cached_property; Config.lazy = cached_property(len)
+Config.lazy = cached_property(abs)
 import torch; layer = torch.nn.Linear(1, 1)
 layer.bias.data.fill_(3)
 from collections import Counter; counted = Counter(a=1)
