@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fedprompt._random_streams import kept_streams
 from fedprompt.interfaces import Coupling
 from fedprompt.transport._problem import Problem, Solution, couple, violation
 
@@ -52,11 +55,17 @@ def exact(
     return couple(cost, a, b, _simplex, epsilon=0.0)
 
 
+@cache
+def _pot() -> Any:
+    """Import POT, which takes a second and draws from Python's random stream."""
+    with kept_streams():
+        import ot
+    return ot
+
+
 def _simplex(problem: Problem) -> Solution:
     """Solve each problem with an extra column of cost 0 for the mass that the rows keep."""
-    import ot
-
-    plans = []
+    pot, plans = _pot(), []
     parts = (part.cpu().double() for part in (problem.cost, problem.a, problem.b))
     for cost, a, b in zip(*parts, strict=True):
         total = 2 ** a.sum().log2().round()  # POT expects masses that sum to about 1
@@ -64,7 +73,7 @@ def _simplex(problem: Problem) -> Solution:
         unmoved = (a.sum() - b.sum()).clamp(min=0)
         masses = torch.cat([b, unmoved[None]])
         padded = torch.cat([cost, torch.zeros_like(cost[:1])]).T.contiguous()
-        plan = ot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
+        plan = pot.emd((a * (masses.sum() / a.sum())).numpy(), masses.numpy(), padded.numpy())
         plans.append(total * torch.from_numpy(plan)[:, :-1].T)
     plan = torch.stack(plans) if plans else problem.cost
     return _at_once(plan.to(problem.cost), problem)

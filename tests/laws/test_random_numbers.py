@@ -2,6 +2,8 @@
 """Laws of random numbers, and of who made a round, over methods of the gallery."""
 
 import random
+import subprocess
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -91,6 +93,20 @@ def test_own_methods_have_the_seed_of_torch():
 
 def states():
     return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+
+FIRST_CALL = """
+import random
+import torch
+from fedprompt.transport import exact
+state = random.getstate()
+exact(torch.ones(2, 1), torch.ones(2) / 2, torch.ones(1))  # the import of POT draws
+assert random.getstate() == state
+"""
+
+
+def test_the_first_call_that_imports_a_library_draws_no_numbers():
+    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True)
 
 
 def test_a_loop_finds_its_streams_as_it_left_them_also_after_an_error():
