@@ -9,14 +9,14 @@ import torch
 import fedprompt as fp
 from fedprompt.compare import measure
 from fedprompt.methods import METHODS, evaluate
-from studies import TASKS, figures
+from studies import STUDIES, figures
 from studies.core import Machine, Row
 
 
 def small(study, partition, method, rounds=3, **values):
     """Make a trial of a study with few images, and a method for it."""
     row = Row.of(method, **values)
-    made = TASKS[study].make(partition, row, seed=0, machine=Machine()).shrunk(0.01)
+    made = STUDIES[study].make(partition, row, seed=0, machine=Machine()).shrunk(0.01)
     made = made._replace(setting=replace(made.setting, rounds=rounds, steps=2, cohort_size=3))
     return made, METHODS[method].make(made.setting, **values)
 
