@@ -143,8 +143,8 @@ def run(args: argparse.Namespace) -> None:
         found = [record for results in done for record in results.found]
         pages.save(replace(done[0], found=found, bits=bits), stem, study, args.out)
         print(f"\nTables and figures: {args.out}/")
-    if failed := [line for results in done for line in results.failures()]:
-        raise ValueError("; ".join(failed))
+    if failed := {title: text for results in done for title, text in results.failed.items()}:
+        raise ValueError("; ".join(f"{title} failed: {text}" for title, text in failed.items()))
 
 
 @cache
@@ -265,7 +265,7 @@ def check(args: argparse.Namespace, names: Sequence[str]) -> None:
             continue
         done += 1
         again = next((each for each in results.found if each["row"] == row.title), {})
-        found = [*pages.differences(record, again, STUDIES[name]), *results.failures()]
+        found = [*pages.differences(record, again, STUDIES[name]), *results.failed.values()]
         where = f"{name}, {record['partition']}, {row.title}, seed {record['seed']}"
         print(f"{where}: {'; '.join(found) or 'agrees'}")
         differ += found

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
 
-class Floats(NamedTuple):
+@dataclass
+class Floats:
     """Values of another dtype, whose batches have single precision."""
 
     values: Any

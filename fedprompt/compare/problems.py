@@ -217,13 +217,36 @@ class Problem:
             that train alone are the reference, and their rows are run, too.
         made: Function that returns what the problem is made from, by name, for the stamp of a run.
             If None, it is the source of `trial`.
-        divisions: Function from seeds to the digest of the division of each seed, by partition.
+        divisions: Function from seeds to the digest of the division of each seed, by partition, or
+            None.
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
         network: Frozen network with the preparation of its images, or None.
         class_names: Names of the classes of each partition.
         pictures: Function (partition, places of tests) -> prepared images, or None.
         cache: Bytes on the disk beside the records.
+
+    Example:
+        Each seed has other test inputs.
+
+        >>> from fedprompt import compare, samples, vit_trunk
+        >>> from fedprompt.methods import Federation, HeldOut, VitSetting
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> trunk, shards = vit_trunk(samples.vit("S")), dict(enumerate(torch.arange(60).split(20)))
+        >>> given = {"num_classes": 10, "rounds": 1, "steps": 1, "clients": range(3)}
+        >>> def trial(partition, row, *, seed, machine):
+        ...     setting = VitSetting(trunk=trunk, seed=seed, public=images[:0], **given)
+        ...     places = torch.arange(60) + 60 * seed
+        ...     tests = HeldOut(test_images[places], test_labels[places], mixes="classes")
+        ...     federation = Federation(images, labels, shards)
+        ...     return compare.Trial(setting, federation, tests, places, names=["0", "1", "2"])
+        >>> problem = compare.Problem(
+        ...     title="Digits", partitions={"": ""}, trial=trial, columns={"full": "all tests"},
+        ...     compared=["full"], references={},
+        ... )
+        >>> results = compare.run(problem, ["head_tuning"], seeds=1)
+        >>> sorted({record["row"] for record in results.found})
+        ['Head tuning', 'Most frequent class']
     """
 
     title: str
@@ -234,7 +257,7 @@ class Problem:
     compared: Sequence[str] = ("own", "full")
     references: Mapping[str, Sequence[str]] | None = None
     made: Callable[[], Mapping[str, Any]] | None = None
-    divisions: Callable[[Sequence[int]], Mapping[str, Any]] = lambda seeds: {}
+    divisions: Callable[[Sequence[int]], Mapping[str, Any]] | None = None
     again: Callable[[], Problem] | None = None
     network: Any = None
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -375,7 +375,8 @@ def stamp_of(
     made |= {"dtype": str(torch.get_default_dtype())}
     made |= {"precision": torch.get_float32_matmul_precision()}
     secret = os.urandom(8).hex() if untold else None
-    return made | {records.DIVIDED: problem.divisions(seeds)}, secret
+    divided = problem.divisions(seeds) if problem.divisions else {}
+    return made | {records.DIVIDED: divided}, secret
 
 
 def run_id(stamp: Mapping[str, Any]) -> str:

@@ -53,7 +53,7 @@ def test_figures_of_earlier_rounds_are_those_of_a_run_that_was_not_killed(
 ):
     trial, made = small("digits", "few", "fedprox", rounds=4)
     joined = lambda: figures.Joined(None, make())  # noqa: E731
-    expected = measure.run(made, trial, shared=True, figures=joined()).figures
+    expected = measure.run(made, trial._replace(figures=joined()), shared=True).figures
     monkeypatch.setattr(measure, "PAUSE", -1.0)  # a checkpoint after each round
     done = []
 
@@ -64,8 +64,8 @@ def test_figures_of_earlier_rounds_are_those_of_a_run_that_was_not_killed(
 
     how = {"shared": True, "checkpoint": tmp_path / "state"}
     with pytest.raises(KeyboardInterrupt):
-        measure.run(made, trial, figures=joined(), progress=killed, **how)
-    again = measure.run(made, trial, figures=joined(), **how).figures
+        measure.run(made, trial._replace(figures=joined()), progress=killed, **how)
+    again = measure.run(made, trial._replace(figures=joined()), **how).figures
     names = [name for name in expected if name == "rise" or "point" in name or "best" in name]
     assert names
     assert {name: again[name] for name in names} == {name: expected[name] for name in names}
