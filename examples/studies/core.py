@@ -62,7 +62,9 @@ def of_heads(
     make: Callable[..., fp.Method], setting: Any, *, head_rate: float, **values: Any
 ) -> fp.Method:
     """Make a method whose clients train projections and heads with another learning rate."""
-    return make(replace(setting, head_rate=head_rate), **values)
+    setting = replace(setting, head_rate=head_rate)
+    made = make(setting, **values)
+    return made if made.setting is not None else made._replace(setting=setting)
 
 
 @dataclass(frozen=True)
