@@ -8,7 +8,7 @@ from fedprompt.methods.fml import fml
 from tiny_federations import ONE_CLIENT, descend, last, mixed_federation
 
 
-def test_a_step_descends_both_stated_objectives():
+def test_a_step_descends_both_stated_objectives(float64):
     made = mixed_federation(**ONE_CLIENT | {"steps": 1, "clients": [1]})
     predictions = last(fml, made, learning_rate=0.5, alpha=0.3, beta=0.6)
     private, messenger = made.new_model(1), made.new_model(0)

@@ -151,9 +151,10 @@ def received(blob, **expected):
 
 
 def test_rounds_and_senders_are_accepted_if_they_are_equal_or_not_checked():
-    blob = sent_by("7", 3)
-    for expected in ({}, {"server_round": 3}, {"client_id": "7"}):
-        assert received(blob, **expected)[1] == Header(PARTS, 3, "7")
+    for last in (3, 10**18 - 1):
+        blob = sent_by("7", last)
+        for expected in ({}, {"server_round": last}, {"client_id": "7"}):
+            assert received(blob, **expected)[1] == Header(PARTS, last, "7")
 
 
 SLOW = pytest.param(MESSAGE, id="rows", marks=pytest.mark.slow)
