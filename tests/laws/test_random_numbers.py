@@ -89,14 +89,19 @@ def test_own_methods_have_the_seed_of_torch():
     assert of_seed(1) == of_seed(1) != of_seed(2)
 
 
-def test_draws_in_training_do_not_depend_on_those_of_the_data():
+def test_draws_in_training_do_not_depend_on_those_of_the_data_and_of_an_answer():
     def sent(count):
         def data(client, server_round):
             torch.rand(count)
             return client
 
+        def answer(client, state):
+            torch.rand(count)
+            return OWN.server.answer(client, state)
+
         torch.manual_seed(1)
-        (now,) = fp.run_rounds(OWN, data, [[0, 1]])
+        method = OWN._replace(server=OWN.server._replace(answer=answer))
+        (now,) = fp.run_rounds(method, data, [[0, 1]])
         return now.server["values"]["x"].item()
 
     assert sent(0) == sent(3)

@@ -49,6 +49,7 @@ BAD_BLOBS = r"""
 b'' -> start with the length of its header in 8 bytes; got 0 bytes
 BLOB[:7] -> start with the length of its header in 8 bytes; got 7 bytes
 BLOB[:8] -> hold the
+b'\xff' * 8 -> hold the 18446744073709551615 bytes of header that it announces; got 0 bytes
 BLOB[:content(BLOB) - 1] -> hold the
 b'\xff' * 8 + BLOB[8:] -> hold the 18446744073709551615 bytes of header that it announces
 metadata('meta:x', 'y' * 20_000) -> have a header of at most
