@@ -75,6 +75,7 @@ def test_a_method_that_ends_its_process_is_an_error_and_the_next_audit_goes_on(m
     check_messages(leaks.number_of_images, *small())
 
 
+@pytest.mark.slow  # each process imports PyTorch, timm and open_clip
 def test_where_no_process_can_be_forked_each_client_has_one_that_is_started(monkeypatch):
     monkeypatch.delattr(os, "fork")
     setting, federation = small()
