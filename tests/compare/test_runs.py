@@ -312,3 +312,11 @@ def test_names_of_files_differ_where_names_do():
     names = ("a b", "a/b", "a_b", "é" * 99, "é" * 98, "A b")
     assert len({runs.file_name(name).casefold() for name in names[:5]}) == 5
     assert METHODS["fedprox"].title == "FedProx"
+
+
+def test_the_error_of_one_failed_run_names_it():
+    row = rows.chosen(["head_tuning"], ["one model"])[0]
+    one = runs.Run(digits(), "", row, 3, None, Machine(), "stamp", None)
+    error = runs.RunsError([(one, ValueError("its reason"))])
+    assert str(error).startswith("1 runs failed, the first is ")
+    assert "'seed': 3" in str(error)
