@@ -1,6 +1,7 @@
 """Small comparisons: three clients with digits, and folders of images whose color is the class."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +33,15 @@ class Lazy:
         return self.values[positions]
 
 
+@cache
+def _trunk(dtype):
+    return vit_trunk(samples.vit("S"))
+
+
 def setting_of_digits():
     """Make the setting of a small network."""
     given = {"num_classes": 10, "rounds": 2, "steps": 2, "batch_size": 4}
-    return VitSetting(trunk=vit_trunk(samples.vit("S")), **given)
+    return VitSetting(trunk=_trunk(torch.get_default_dtype()), **given)
 
 
 def trial_of(problem, partition="", **where):
