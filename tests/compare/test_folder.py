@@ -115,7 +115,7 @@ def test_shrunk_trials_keep_their_clients():
     assert (small.setting.rounds, small.setting.steps) == (3, 3)
     assert [len(part) for part in small.federation.shards.values()] == [20, 20, 20]
     assert len(small.tests.labels) == len(small.places) == 60
-    whole = digits(rounds=1, steps=1).data("", 0).trial("one model", "", seed=0, machine=Machine())
+    whole = trial_of(digits(rounds=1, steps=1)).shrunk(1)
     assert (whole.setting.rounds, whole.setting.steps) == (1, 1)  # at least 2 only if shrunk
 
 
