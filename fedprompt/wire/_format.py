@@ -101,11 +101,11 @@ def check_message(argument: str, message: Message) -> None:
             parts: tuple[Tensor, ...] = nouns.layout(place, entry)
         else:
             check.instance(place, entry, Tensor, "be a tensor or a Weighted")
-            check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
             if part.dtype not in DTYPES:
                 raise check.wrong_type(place, _DTYPE, part.dtype)
+    check.dense_message(argument, message)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:

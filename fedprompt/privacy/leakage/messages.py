@@ -19,7 +19,7 @@ from fedprompt._own_copies import copied, own_module
 from fedprompt._random_streams import kept_streams, resumed_streams
 from fedprompt.interfaces import Message, Method, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
-from fedprompt.interfaces.method import Clients
+from fedprompt.interfaces.method import Clients, wrappers_of
 
 Labeled = tuple[Tensor, Int[Tensor, " batch"]]
 """Inputs of a method, and their labels."""
@@ -75,7 +75,7 @@ def observed(method: Method, log: list[Received]) -> Method:
     nouns.method(method)
     check.instance("log", log, list, "be a list")
     rule = "be observed before it is coded, as in coded(observed(method, log), codec)"
-    check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+    check.require("coded" not in wrappers_of(method), "method", rule, "a coded one")
     server = method.server
 
     def step(server_round: int, payloads: Mapping[int, Message], state: Any) -> Any:
