@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._signatures import short_types
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
@@ -51,6 +52,7 @@ class Header(NamedTuple):
     meta: Mapping[str, str] = {}
 
 
+@short_types
 class Expected(NamedTuple):
     """Requirements of a receiver, stated before a blob is read.
 
