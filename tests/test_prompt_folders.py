@@ -34,23 +34,35 @@ def new_network(seed=0, **arguments):
     return timm.create_model("test_vit", num_classes=5, **arguments).eval()
 
 
+@cache
+def one_trunk():
+    return fp.vit_trunk(new_network())
+
+
 def trained(trunk):
     model = PromptedModel(trunk, 2)
     model.prompts = fp.LayeredPrompts(2, trunk, layers=(0, 3))
     return model
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope="module")
+def first_save(tmp_path_factory):
     """Save a folder and the weights of its network, and return both and the logits."""
-    network, weights = new_network(), tmp_path / "weights.safetensors"
+    root, network = tmp_path_factory.mktemp("saved"), new_network()
     trunk = fp.vit_trunk(network)
     model = trained(trunk)
-    save_file(network.state_dict(), weights)
+    save_file(network.state_dict(), root / "weights.safetensors")
     about = {"trunk": trunk, "class_names": CLASSES, "model": VIT}
-    fp.save_prompts(model, tmp_path / "pets", **about, **ABOUT)
+    fp.save_prompts(model, root / "pets", **about, **ABOUT)
     with torch.no_grad():
-        return tmp_path / "pets", weights, model(IMAGES)
+        return root / "pets", root / "weights.safetensors", model(IMAGES)
+
+
+@pytest.fixture
+def saved(first_save, tmp_path):
+    """Return a copy of the folder, the weights of its network and the logits."""
+    folder, *others = first_save
+    return shutil.copytree(folder, tmp_path / "pets"), *others
 
 
 def test_another_process_without_the_clone_gives_the_same_logits_bitwise(
@@ -382,7 +394,7 @@ load_prompts(headed, "file") -> TypeError: `path` must be given with `trunk`, fo
 @pytest.mark.bad_input
 @pytest.mark.parametrize(("call", "error", "message"), refusals(REFUSED))
 def test_refusals(call, error, message, tmp_path):
-    trunk = fp.vit_trunk(new_network())
+    trunk = one_trunk()
 
     def save(module, **options):
         fp.save_prompts(module, tmp_path / "folder", **{"trunk": trunk, **options})

@@ -57,6 +57,14 @@ def test_adaptive_updates_are_algorithm_2(make, is_yogi, generator):
                 assert actual == pytest.approx(wanted, rel=1e-12)
 
 
+def test_a_second_moment_of_yogi_that_equals_the_square_of_a_movement_stays():
+    """It begins as the square of `tau`."""
+    update = yogi(learning_rate=0.2, betas=(0.5, 0.75), tau=0.5)
+    start, mean = torch.zeros(3), Weighted(torch.tensor([0.5, 1.0, 0.0]), torch.ones(3))
+    _, state = update.step(start, mean, update.init(start))
+    assert state["second"].tolist() == [0.25, 0.25 + 0.25 * 1.0, 0.25]
+
+
 def test_momentum_of_fedopt_is_fedavgm(generator):
     start, means = rounds(generator)
     options = {"learning_rate": 0.7, "momentum": 0.6}

@@ -59,6 +59,12 @@ def test_the_modules_of_a_trunk_must_be_found():
     hidden = type("Hidden", (), {name: getattr(own, name) for name in members})()
     with pytest.raises(TypeError, match=r"`trunk` must keep its nn\.Module as `model`"):
         check.trunk(hidden, IMAGES)
+    type(hidden).__deepcopy__ = lambda self, memo: self
+    hidden.parts = [own.model]  # or as attributes, also in a list
+    check.trunk(hidden, IMAGES)
+    own.model.norm.requires_grad_(True)
+    with pytest.raises(ValueError, match=r"`trunk` must be frozen.*: parts\.0\.norm\.weight"):
+        check.trunk(hidden, IMAGES)
 
 
 RIGHT = ["CLIP", "custom text, custom blocks", "both ways, end of text", "both ways, last"]

@@ -205,6 +205,7 @@ def test_a_block_without_attention_reads_no_prompts_which_is_no_fault():
 
 @pytest.mark.parametrize("scale", [10, 100])
 def test_a_softmax_that_saturates_is_no_missing_backward_pass(scale):
+    torch.manual_seed(0)  # with some prompts, nothing saturates
     model = tiny_vit()
     for parameter in model.blocks.parameters():
         parameter.data *= scale

@@ -44,19 +44,19 @@ def photos(family, count, seed=0):
 
 
 def trained(name, family, frozen, **changes):
-    """Run two rounds of three clients."""
+    """Run two rounds of two clients."""
     entry = METHODS[name]
-    images = torch.stack(list(map(frozen.preparation, photos(family, 18))))
+    images = torch.stack(list(map(frozen.preparation, photos(family, 12))))
     tokens = family == "CLIP" and entry.inputs != "images"
     inputs = frozen.tokens(images) if tokens else images
-    given = {"rounds": 2, "steps": 1, "batch_size": 4, "clients": range(3), **changes}
+    given = {"rounds": 2, "steps": 1, "batch_size": 4, "clients": range(2), **changes}
     given["public"] = images[:4]
     if family == "CLIP":
         names = [each.replace("_", " ") for each in NAMES]
         setting = ClipSetting(tower=frozen.tower, class_names=names, length=2, **given)
     else:
         setting = VitSetting(trunk=frozen.trunk, num_classes=3, num_prompts=2, **given)
-    labels, shards = torch.arange(18) % 3, dict(enumerate(torch.arange(18).split(6)))
+    labels, shards = torch.arange(12) % 3, dict(enumerate(torch.arange(12).split(6)))
     federation = Federation(inputs, labels, shards)
     method = entry.make(setting, **SMALLER[name])
     *_, now = fp.run_rounds(method, federation)
@@ -207,13 +207,12 @@ def test_predict_prints_a_table_of_probabilities(folders, tmp_path, capsys):
 
 
 def test_a_classifier_is_exported_with_any_batch(folders):
-    for name, family in (("vit", "one model"), ("clip", "CLIP")):
-        model = load(folders / name)
-        images = torch.stack(list(map(model.preparation, photos(family, 4))))
-        batch = {0: torch.export.Dim("batch")}
-        with torch.no_grad():
-            program = torch.export.export(model, (images[:2],), dynamic_shapes=(batch,)).module()
-            torch.testing.assert_close(program(images), model(images), rtol=1e-4, atol=1e-4)
+    model = load(folders / "clip")
+    images = torch.stack(list(map(model.preparation, photos("CLIP", 4))))
+    batch = {0: torch.export.Dim("batch")}
+    with torch.no_grad():
+        program = torch.export.export(model, (images[:2],), dynamic_shapes=(batch,)).module()
+        torch.testing.assert_close(program(images), model(images), rtol=1e-4, atol=1e-4)
 
 
 def test_prompts_of_save_prompts_are_a_classifier_too(tmp_path):

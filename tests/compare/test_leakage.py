@@ -58,7 +58,7 @@ def folders(tmp_path_factory):
     for kind, (_, _, mode, size, _) in KINDS.items():
         for seed, side in enumerate(("in", "out")):
             paths, labels = written(root / kind / side, seed, mode, size)
-            values = {} if kind == "clip" else {"learning_rate": 3e-3}
+            values = {} if kind == "clip" else {"learning_rate": 1e-3}  # larger ones oscillate
             trained(root / kind / f"{side}-model", kind, paths, labels, **values)
     return root
 

@@ -1,6 +1,7 @@
 """A run in a folder: it continues, it is refused, and rows of an edited method run again."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -22,6 +23,12 @@ from fedprompt.compare.trials import CompareError, Machine
 from fedprompt.methods import METHODS, HeldOut, evaluate
 
 FIGURES = ("own", "own_balanced", "full", "balanced", "worst", "bytes_up", "backward", "trained")
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """Draw no bars: a picture takes as long as a run."""
+    monkeypatch.setattr("fedprompt.compare.pictures.bars", lambda views, path: None)
 
 
 def figures(results):
@@ -255,7 +262,9 @@ def test_kills_at_random_moments_lose_and_mix_nothing(kind, tmp_path):
     assert not [*out.glob("running/*"), *out.rglob("*.part")]
 
 
-def test_workers_and_one_process_have_the_same_figures(tmp_path):
+def test_workers_and_one_process_have_the_same_figures(tmp_path, monkeypatch):
+    """Here they are forked, because an import takes seconds; others start as in a command."""
+    monkeypatch.setattr(runs, "get_context", lambda kind: multiprocessing.get_context("fork"))
     root = folder(tmp_path / "images", "{domain}/{name}")
     problem = compare.folder(root, layout="domain/class", vit=tiny_vit(), rounds=1, steps=1)
     one = compare.run(problem, ["head_tuning"], seeds=1)
@@ -301,5 +310,17 @@ def test_bits_have_the_figures_of_their_run(tmp_path):
 
 def test_names_of_files_differ_where_names_do():
     names = ("a b", "a/b", "a_b", "é" * 99, "é" * 98, "A b")
-    assert len({runs.file_name(name).casefold() for name in names[:5]}) == 5
+    found = [runs.file_name(name).casefold() for name in names]
+    record = dict.fromkeys(("values", "stamp", "trial")) | {"partition": "ä", "seed": 0}
+    stems = [runs.stem(record | {"row": row}) for row in ("ε = 1", "δ = 1")]
+    assert (len({*found[:5]}), len({*stems})) == (5, 2)
+    assert "".join(found + stems).isascii()
     assert METHODS["fedprox"].title == "FedProx"
+
+
+def test_the_error_of_one_failed_run_names_it():
+    row = rows.chosen(["head_tuning"], ["one model"])[0]
+    one = runs.Run(digits(), "", row, 3, None, Machine(), "stamp", None)
+    error = runs.RunsError([(one, ValueError("its reason"))])
+    assert str(error).startswith("1 runs failed, the first is ")
+    assert "'seed': 3" in str(error)

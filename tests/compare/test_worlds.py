@@ -116,7 +116,7 @@ def noise(draw, own):
 @pytest.mark.parametrize("own", [False, True])
 def test_noise_has_few_false_gains_whatever_the_frequencies(own):
     draw = np.random.default_rng(own)
-    false = [gains(noise(draw, own)) for _ in range(50)]
+    false = [gains(noise(draw, own)) for _ in range(32)]
     assert np.mean([bool(rows) for rows in false]) <= 0.065, [rows for rows in false if rows]
 
 

@@ -1,6 +1,7 @@
 """Small comparisons: three clients with digits, and folders of images whose color is the class."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,16 @@ class Lazy:
         return self.values[positions]
 
 
+@cache
+def _trunk(dtype):
+    return vit_trunk(samples.vit("S"))
+
+
 def digits(seeds_differ=False, figures=None, **changes):
     """Make a problem of three clients with 30 digits each."""
     images, labels, test_images, test_labels = samples.digits()
     given = {"num_classes": 10, "rounds": 2, "steps": 2, "batch_size": 4}
-    setting = VitSetting(trunk=vit_trunk(samples.vit("S")), **given)
+    setting = VitSetting(trunk=_trunk(torch.get_default_dtype()), **given)
     parts = {
         "inputs": images[:90],
         "labels": labels[:90],

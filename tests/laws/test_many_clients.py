@@ -1,6 +1,5 @@
 """In one process, payloads are added as they come, with the bits of a step that has them all."""
 
-import gc
 import weakref
 from types import SimpleNamespace
 
@@ -58,7 +57,6 @@ def test_a_round_holds_few_payloads_at_a_time(coded):
 
     def train(own, answer, state):
         payload, state = made.client(own, answer, state)
-        gc.collect()
         most[0] = max(most[0], sum(each() is not None for each in sent))
         sent.extend(weakref.ref(entry.value) for entry in (payload or {}).values())
         return payload, state

@@ -1,7 +1,10 @@
 """Laws of predictions, over the whole gallery: their state is all that they learned."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.nn as nn
 
 import fedprompt as fp
 from fedprompt.methods import METHODS
@@ -45,6 +48,20 @@ def test_the_state_of_a_prediction_is_all_that_it_learned(name, family):
         assert_same(dict(again.state_dict()), state, ordered=False)
 
 
+def test_a_model_is_copied_with_tensors_that_were_computed_from_its_parameters():
+    """Such as features of a text; PyTorch copies no tensor that was computed."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("doubled", 2 * model.weight)
+    method = fp.Method(lambda *all: (None, {}), fp.averaging_server({}), lambda *all: model)
+    data = SimpleNamespace(id=0, server_round=0)
+    copy = fp.Round(-1, method.server.state, {}).model(method, data)
+    assert torch.equal(copy.doubled, 2 * model.weight)
+    assert copy.weight.requires_grad
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(copy.doubled, 2 * copy.weight)
+
+
 @pytest.mark.parametrize(("name", "family"), RUNS)
 def test_models_that_are_kept_stay_what_they_were_and_share_the_frozen_network(name, family):
     """Models of all clients and rounds, at a time, also when one of them is trained on."""
@@ -55,6 +72,7 @@ def test_models_that_are_kept_stay_what_they_were_and_share_the_frozen_network(n
             model = now.model(method, federation.data(client, now.server_round))
             kept.append((model, logits(model, federation)))
     first, second = kept[0][0], kept[4][0]
+    assert any(value.requires_grad for value in first.parameters()) or name == "zero_shot"
     shared = ("tower", "names") if hasattr(first, "tuned") else ("tower", "names", "trunk")
     assert all(getattr(first, part, None) is getattr(second, part, None) for part in shared)
     with torch.no_grad():

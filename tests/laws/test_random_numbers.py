@@ -2,8 +2,6 @@
 """Laws of random numbers, and of who made a round, over methods of the gallery."""
 
 import random
-import subprocess
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -91,6 +89,24 @@ def test_own_methods_have_the_seed_of_torch():
     assert of_seed(1) == of_seed(1) != of_seed(2)
 
 
+def test_draws_in_training_do_not_depend_on_those_of_the_data_and_of_an_answer():
+    def sent(count):
+        def data(client, server_round):
+            torch.rand(count)
+            return client
+
+        def answer(client, state):
+            torch.rand(count)
+            return OWN.server.answer(client, state)
+
+        torch.manual_seed(1)
+        method = OWN._replace(server=OWN.server._replace(answer=answer))
+        (now,) = fp.run_rounds(method, data, [[0, 1]])
+        return now.server["values"]["x"].item()
+
+    assert sent(0) == sent(3)
+
+
 def states():
     return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
 
@@ -105,8 +121,8 @@ assert random.getstate() == state
 """
 
 
-def test_the_first_call_that_imports_a_library_draws_no_numbers():
-    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True)
+def test_the_first_call_that_imports_a_library_draws_no_numbers(in_new_process):
+    in_new_process(FIRST_CALL)
 
 
 def test_a_loop_finds_its_streams_as_it_left_them_also_after_an_error():
@@ -216,7 +232,9 @@ NOW = [*fp.run_rounds(methods.fedper(setting(**PLAIN)), FEDERATION)][-1]
 OTHERS = {
     "method, 'fedper(learning_rate=0.3)'": lambda: methods.fedper(setting(), learning_rate=0.3),
     "method, 'fedprox(": lambda: methods.fedprox(setting()),
-    "wrappers, 'coded'": lambda: fp.rounds.coded(methods.fedper(setting()), fp.codecs.int8()),
+    "wrappers, 'coded(codec=int8())'": lambda: fp.rounds.coded(
+        methods.fedper(setting()), fp.codecs.int8()
+    ),
     "setting.seed, '1'": lambda: methods.fedper(setting(seed=1)),
     "setting.steps, '3'": lambda: methods.fedper(setting(steps=3)),
     "frozen network, '": lambda: methods.fedper(setting(trunk=trunk(12))),

@@ -1,7 +1,6 @@
 """States in the files of a folder are those in memory, and every kept round has its own."""
 
 import copy
-import gc
 import itertools
 import os
 import shutil
@@ -162,7 +161,6 @@ def test_few_states_are_in_memory_at_a_time(tmp_path):
 
     def train(data, answer, state):
         payload, state = made.client(data, answer, state)
-        gc.collect()
         most[0] = max(most[0], sum(each() is not None for each in seen))
         seen.append(weakref.ref(state["own"]))
         return payload, state

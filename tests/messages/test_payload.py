@@ -22,7 +22,13 @@ def test_a_frozen_backbone_that_is_sent_causes_a_warning_with_its_bytes():
     model["head"].bias.requires_grad_(False)
     with pytest.warns(UserWarning, match="has 3 frozen parameters, which are sent, too: 72 of 104"):
         collect(model, weight=1)
+    model["backbone"] = nn.Linear(30, 1, bias=False).requires_grad_(False)
+    model["head"].bias.requires_grad_(True)
+    text = r"has 1 frozen parameters under 'backbone\.weight', which are sent, too: 120 of 160"
+    with pytest.warns(UserWarning, match=text):
+        collect(model, weight=1)
     # Warnings are errors in tests, so none of these warns.
+    model["backbone"] = backbone
     collect(model, weight=1, only=["backbone", "head"])
     collect(backbone, weight=1)
     model["head"] = nn.Linear(7, 2)  # as many bytes as the backbone

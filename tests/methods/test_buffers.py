@@ -37,13 +37,14 @@ class Network(nn.Module):
 
 @dataclass(kw_only=True)
 class NetworkSetting(Setting):
-    """Two networks, given to the clients in turn, so that two clients share a module."""
+    """Networks that are given to the clients in turn, so that two clients share a module."""
 
     num_features: int = 6
+    num_networks: int = 2
 
     @property
     def num_backbones(self):
-        return 2
+        return self.num_networks
 
     def new_model(self, client=0):
         return self.seeded(Network, (5, 7)[self.backbone_of(client)])
@@ -64,8 +65,9 @@ def federation() -> tuple[NetworkSetting, Federation]:
 
 def test_no_statistics_cross_between_clients_with_one_network():
     setting, made = federation()
-    setting = replace(setting, steps=1, rounds=1, cohort_size=4)
-    check_messages(f"{__file__}:audited", setting, made)
+    setting = replace(setting, num_networks=1, clients=range(2), steps=1, rounds=1, cohort_size=2)
+    pair = {client: made.shards[client] for client in setting.clients}
+    check_messages(f"{__file__}:audited", setting, replace(made, shards=pair))
 
 
 @pytest.mark.parametrize("make", [METHODS["local"].make, rows.longer])

@@ -61,6 +61,17 @@ def test_images_may_be_expanded_shared_or_bytes():
         check_messages(leaks.number_of_images, setting, replace(federation, inputs=inputs))
 
 
+@pytest.mark.parametrize("part", ["inputs", "sizes"])
+def test_a_client_that_reads_the_whole_federation_of_the_program_is_found(part):
+    """In shared memory, which another process could see, and by the sizes of the shards alone."""
+    setting, federation = small()
+    federation = replace(federation, inputs=federation.inputs.clone().share_memory_())
+    leaks.HELD[:] = [federation.inputs if part == "inputs" else dict(federation.shards)]
+    with pytest.raises(ValueError, match="`method` must read nothing of other clients but mess"):
+        check_messages(getattr(leaks, f"{part}_of_the_program"), setting, federation)
+    leaks.HELD.clear()
+
+
 def test_a_cache_that_training_has_filled_is_found():
     leaks.HELD.append(torch.ones(1))
     with pytest.raises(ValueError, match="another result of 'client'"):
@@ -75,9 +86,12 @@ def test_a_method_that_ends_its_process_is_an_error_and_the_next_audit_goes_on(m
     check_messages(leaks.number_of_images, *small())
 
 
+@pytest.mark.slow  # each process imports PyTorch, timm and open_clip
 def test_where_no_process_can_be_forked_each_client_has_one_that_is_started(monkeypatch):
     monkeypatch.delattr(os, "fork")
-    check_messages(leaks.dropout, *small())
+    setting, federation = small()
+    alone = replace(federation, shards={0: federation.shards[0]})
+    check_messages(leaks.dropout, replace(setting, clients=[0], cohort_size=1), alone)
     with pytest.raises(ValueError, match=r"another result of 'client' \(client"):
         check_messages(leaks.in_a_list, *small())
 

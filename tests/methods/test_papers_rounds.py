@@ -64,7 +64,7 @@ def bordered(network, values, images, axes):
     return found @ values["head.weight"].T + values["head.bias"]
 
 
-@pytest.mark.parametrize(("epochs", "border"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("epochs", "border"), [(1, False), (2, True)])
 def test_fedhpl(images, epochs, border, monkeypatch):
     """Two networks of unlike width, with tokens or with a border of pixels."""
     changes = {"num_classes": 3, "clients": range(4), "rounds": 2, "epochs": epochs}

@@ -83,6 +83,18 @@ def test_a_short_call_has_the_bits_of_a_long_one_and_its_rounds_are_epochs(new_m
     assert_same(rounds[0], rounds[1])
 
 
+def test_clients_that_have_networks_in_turn_are_named_unless_they_are_numbered():
+    made = tiny.mixed_federation(clients=(), rounds=1, cohort_size=1, steps=1)
+    method = METHODS["fedproto"].make(made)
+    numbered, others = (
+        Federation(made.inputs, made.labels, {k: made.shards[k] for k in ids})
+        for ids in ((0, 1, 2), (0, 3))
+    )
+    assert len([*fp.run_rounds(method, numbered)]) == 1
+    with pytest.raises(ValueError, match=r"`method\.setting\.clients` must name the clients"):
+        next(fp.run_rounds(method, others))
+
+
 def test_in_a_round_without_steps_each_input_is_in_one_batch():
     """Five inputs in batches of two, and a new order in each round and for each purpose."""
     among, orders = torch.tensor([0, 1, 3, 4, 5]), set()

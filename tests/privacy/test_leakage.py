@@ -170,6 +170,8 @@ def test_messages_of_a_client_of_few_images_show_them_and_others_show_nothing():
     none = leakage.measured(without, inside, without)
     assert none.without.auc == 0.5
     assert none.held_out.auc_interval[0] < 0.5 < none.held_out.auc_interval[1]
+    with pytest.raises(ValueError, match="`population` must have at least two clients; got 1"):
+        leakage.message_scores(method, log, candidates, population=single(40))
 
 
 def test_scores_are_those_of_a_dense_matched_filter_summed_over_messages():

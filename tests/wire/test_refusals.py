@@ -49,6 +49,7 @@ BAD_BLOBS = r"""
 b'' -> start with the length of its header in 8 bytes; got 0 bytes
 BLOB[:7] -> start with the length of its header in 8 bytes; got 7 bytes
 BLOB[:8] -> hold the
+b'\xff' * 8 -> hold the 18446744073709551615 bytes of header that it announces; got 0 bytes
 BLOB[:content(BLOB) - 1] -> hold the
 b'\xff' * 8 + BLOB[8:] -> hold the 18446744073709551615 bytes of header that it announces
 metadata('meta:x', 'y' * 20_000) -> have a header of at most
@@ -151,9 +152,10 @@ def received(blob, **expected):
 
 
 def test_rounds_and_senders_are_accepted_if_they_are_equal_or_not_checked():
-    blob = sent_by("7", 3)
-    for expected in ({}, {"server_round": 3}, {"client_id": "7"}):
-        assert received(blob, **expected)[1] == Header(PARTS, 3, "7")
+    for last in (3, 10**18 - 1):
+        blob = sent_by("7", last)
+        for expected in ({}, {"server_round": last}, {"client_id": "7"}):
+            assert received(blob, **expected)[1] == Header(PARTS, last, "7")
 
 
 SLOW = pytest.param(MESSAGE, id="rows", marks=pytest.mark.slow)
