@@ -1,5 +1,6 @@
 """Checks of arguments, and the texts of their errors: argument, rule and value."""
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def kind(thing: object) -> str:
 
     Of a collection, only type and length are given. A long value is left out.
     """
+    if isinstance(thing, Tensor) and thing.is_nested:
+        return "a nested tensor"
     if isinstance(thing, Tensor):
         return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
     if isinstance(thing, np.ndarray):
@@ -110,9 +113,23 @@ def gradients_are_recorded(function: str) -> None:
         )
 
 
-def function(argument: str, function: object, rule: str = "be a function") -> None:
-    """Require something that can be called."""
+def function(
+    argument: str, function: Any, rule: str = "be a function", *, of: Sequence[str] = ()
+) -> None:
+    """Require something that can be called, with the arguments `of` if they are given."""
     typed(callable(function), argument, rule, function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C have none
+        return
+    try:
+        if of:
+            signature.bind(*of)
+    except TypeError:
+        if "(" not in rule:
+            rule = rule.replace("function", f"function ({', '.join(of)})", 1)
+        got = f"a function ({', '.join(signature.parameters)})"
+        raise wrong_type(argument, rule, got) from None
 
 
 def some(argument: str, found: object, rule: str) -> None:
@@ -307,7 +324,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def dense(argument: str, tensor: Tensor, *, stored: bool = True) -> None:
-    """Require a tensor that is not sparse and, if `stored`, that stores each of its numbers."""
+    """Require a tensor that is not sparse or nested and, if `stored`, that has its numbers."""
     if hasattr(tensor, "placements"):
         rule = "be a tensor of this process; gather it first, as full_tensor() does"
         raise wrong_type(argument, rule, "a DTensor, which is sharded")
@@ -315,8 +332,18 @@ def dense(argument: str, tensor: Tensor, *, stored: bool = True) -> None:
         got = f"{tensor.layout} of {tensor.dtype} on {tensor.device}"
         raise wrong_type(argument, "be a dense tensor with numbers", got)
     # A backward pass may not read the layout while compiling.
-    if not torch.compiler.is_compiling() and tensor.layout != torch.strided:
-        raise wrong_type(argument, "be a dense tensor", f"one with layout {tensor.layout}")
+    if torch.compiler.is_compiling() or (tensor.layout == torch.strided and not tensor.is_nested):
+        return
+    got = "a nested one" if tensor.is_nested else f"one with layout {tensor.layout}"
+    raise wrong_type(argument, "be a dense tensor", got)
+
+
+def dense_message(argument: str, message: Mapping[str, Any]) -> None:
+    """Require that no tensor of a message is sparse or nested."""
+    for name, entry in message.items():
+        for part in entry if isinstance(entry, tuple) else (entry,):
+            if isinstance(part, Tensor):
+                dense(f"{argument}[{name!r}]", part, stored=False)
 
 
 def same_device(

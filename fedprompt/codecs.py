@@ -42,7 +42,7 @@ def float16() -> Codec:
         >>> codec.decode(message, like=payload)["head"].value
         tensor([0.1000, 2.0000])
     """
-    return _NameByName(("",), _to_half, _from_half)
+    return _NameByName("float16()", ("",), _to_half, _from_half)
 
 
 def int8() -> Codec:
@@ -69,7 +69,7 @@ def int8() -> Codec:
         tensor([[ 1.2700,  0.1000],
                 [-6.3500,  5.0000]])
     """
-    return _NameByName(("/codes", "/scale"), _to_codes, _from_codes)
+    return _NameByName("int8()", ("/codes", "/scale"), _to_codes, _from_codes)
 
 
 def top_k(*, fraction: float) -> Codec:
@@ -111,18 +111,22 @@ def top_k(*, fraction: float) -> Codec:
     check.number("fraction", fraction, above=0, at_most=1)
     shrink = partial(_to_few, fraction=fraction)
     restore = partial(_from_few, fraction=fraction)
-    return _NameByName(_SPARSE, shrink, restore, needs_changes=True)
+    return _NameByName(f"top_k({fraction=:.6g})", _SPARSE, shrink, restore, needs_changes=True)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _NameByName:
     """Codec of single entries: each becomes a few parts, named after it, and may leave a rest."""
 
+    name: str
     suffixes: tuple[str, ...]
     shrink: Callable[[str, Weighted, Any], tuple[tuple[Tensor | Weighted, ...], Any]]
     restore: Callable[[str, list[Any], Weighted], Weighted]
     needs_changes: bool = False
     """Whether numbers are left out, so that a payload must be a change since the answer."""
+
+    def __repr__(self) -> str:
+        return self.name
 
     def init(self, payload: Payload, /) -> State:
         form = nouns.form("payload", payload)

@@ -35,7 +35,8 @@ from fedprompt.interfaces.method import (
     filled,
     run_of,
     sends_changes,
-    wrapped,
+    wrapper,
+    wrappers_of,
 )
 from fedprompt.messages.ledger import Ledger
 from fedprompt.messages.payload import delta
@@ -194,6 +195,7 @@ def moved(
     return now._replace(clients=own)
 
 
+@wrapper
 def counted(method: Method, ledger: Ledger) -> Method:
     """Count the messages of a method.
 
@@ -232,9 +234,10 @@ def counted(method: Method, ledger: Ledger) -> Method:
             ledger.record(payload, direction="up", **where)
         return payload, state
 
-    return wrapped(method, "counted", client=client)
+    return method._replace(client=client)
 
 
+@wrapper
 def coded(method: Method, codec: Codec) -> Method:
     """Compress the payloads of a method.
 
@@ -280,7 +283,7 @@ def coded(method: Method, codec: Codec) -> Method:
     moves = False
     if getattr(codec, "needs_changes", False):
         rule = "not be coded; a codec that leaves numbers out comes first"
-        check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+        check.require("coded" not in wrappers_of(method), "method", rule, "a coded one")
         moves = not sends_changes(method, "the codec leaves numbers out")
 
     def client(data: Any, answer: Message, state: State) -> tuple[Message | None, State]:
@@ -317,7 +320,7 @@ def coded(method: Method, codec: Codec) -> Method:
         return codec.encode(empty, codec.init(empty))[0]
 
     parts: Any = {"client": client, "predict": predict, "form": coded_form}
-    return wrapped(method, "coded", server=server._replace(step=step), **parts)
+    return method._replace(server=server._replace(step=step), **parts)
 
 
 class _DecodedSums(NamedTuple):

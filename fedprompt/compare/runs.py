@@ -115,14 +115,14 @@ class Run:
 def stem(record: Mapping[str, Any]) -> str:
     """Return the first part of the names of files of a run, which no other run has."""
     where = [file_name(record["partition"])] if record["partition"] else []
-    row = re.sub(r"\W+", "-", record["row"]).strip("-").lower()[:LONGEST]
+    row = re.sub(r"[^a-zA-Z0-9_]+", "-", record["row"]).strip("-").lower()[:LONGEST]
     known = stamps.digest(records.key(record))[:8]
     return "-".join([*where, row, f"seed{record['seed']}", known])
 
 
 def file_name(name: str) -> str:
-    """Return a name of a client or a domain for a file; if it is changed, it has a hash."""
-    clean = re.sub(r"[^\w .-]", "_", name)[:LONGEST]
+    """Return an ASCII name of a client or a domain for a file; if it is changed, it has a hash."""
+    clean = re.sub(r"[^a-zA-Z0-9_ .-]", "_", name)[:LONGEST]
     return clean if clean == name else f"{clean}-{stamps.digest(name)[:4]}"
 
 

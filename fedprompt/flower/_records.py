@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,16 @@ _ONE_WEIGHT = "have entries of one common weight; others are sent with plain=Fal
 _SAME_NAMES = "have the names of the answer; others are sent with plain=False"
 STATEFUL = "stateful"
 """Record of a reply whose client has a state that is not empty."""
+COUNTS = ("asked", "accepted", "bytes_down", "bytes_up", "clients", "images")
+"""Metrics that the strategy adds to the means of the clients' metrics."""
+
+
+class Accepted(NamedTuple):
+    """Payload in a reply, or None without one, its number of bytes, and the client's metrics."""
+
+    payload: Message | None
+    size: int
+    figures: dict[str, float]
 
 
 def pack(message: Message, *, header: Header) -> RecordDict:
@@ -109,10 +119,8 @@ class Form(Protocol):
     def reply(self, payload: Message | None, answer: Message, header: Header) -> RecordDict:
         """Return the records of a payload."""
 
-    def accepted(
-        self, records: RecordDict, expect: Expected, max_bytes: int
-    ) -> tuple[Message | None, int]:
-        """Return the payload in records, or None without one, and its number of bytes."""
+    def accepted(self, records: RecordDict, expect: Expected, max_bytes: int) -> Accepted:
+        """Return the payload in records."""
 
 
 class Encoded:
@@ -136,14 +144,12 @@ class Encoded:
         """Encode a payload."""
         return RecordDict() if payload is None else pack(payload, header=header)
 
-    def accepted(
-        self, records: RecordDict, expect: Expected, max_bytes: int
-    ) -> tuple[Message | None, int]:
+    def accepted(self, records: RecordDict, expect: Expected, max_bytes: int) -> Accepted:
         """Decode a payload."""
         if not records:
-            return None, 0
+            return Accepted(None, 0, {})
         payload, _ = unpack(records, expect=expect, max_bytes=max_bytes)
-        return payload, len(blob_of(records))
+        return Accepted(payload, len(blob_of(records)), {})
 
 
 class Plain:
@@ -188,15 +194,12 @@ class Plain:
         metrics = MetricRecord({EXAMPLES: weight})
         return RecordDict({"arrays": arrays_of(in_order), "metrics": metrics})
 
-    def accepted(
-        self, records: RecordDict, expect: Expected, max_bytes: int
-    ) -> tuple[Message | None, int]:
+    def accepted(self, records: RecordDict, expect: Expected, max_bytes: int) -> Accepted:
         """Read a payload."""
         kinds = [len(records.array_records), len(records.metric_records), len(records)]
         check.require(kinds == [1, 1, 2], "records", "have arrays and metrics", list(records))
         (arrays,), (metrics,) = records.array_records.values(), records.metric_records.values()
-        numbers = all(isinstance(value, int | float) for value in metrics.values())
-        check.require(numbers, "metrics", "have numbers, which are averaged", dict(metrics))
+        figures = figures_of(metrics)
         entries: Any = expect.message
         weight: Any = metrics.get(EXAMPLES, math.nan)
         own = {n: torch.tensor(weight, dtype=each.weight.dtype) for n, each in entries.items()}
@@ -209,16 +212,17 @@ class Plain:
             within = not value.numel() or value.abs().max().item() <= bound
             got = "a larger one"
             check.require(within, f"payload[{name!r}]", f"be of magnitude {bound:g} or less", got)
-        size = len(_bytes_of(arrays))
-        if weight == 0:
-            return None, size
-        return {n: Weighted(value, own[n]) for n, value in values.items()}, size
+        payload = {n: Weighted(value, own[n]) for n, value in values.items()} if weight else None
+        return Accepted(payload, len(_bytes_of(arrays)), figures)
 
 
-def other_figures(records: RecordDict) -> dict[str, float]:
-    """Return the figures of a reply beside its number of examples, such as a loss."""
-    found: Any = [pair for record in records.metric_records.values() for pair in record.items()]
-    return {name: float(value) for name, value in found if name != EXAMPLES}
+def figures_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a reply beside its number of examples. All of them are averaged."""
+    numbers = all(isinstance(value, int | float) for value in metrics.values())
+    check.require(numbers, "metrics", "have numbers, which are averaged", dict(metrics))
+    rule = f"have other names than {', '.join(COUNTS)}, which the strategy counts"
+    check.require(metrics.keys().isdisjoint(COUNTS), "metrics", rule, list(metrics))
+    return {name: float(value) for name, value in metrics.items() if name != EXAMPLES}
 
 
 def plain_of(payload: Message) -> tuple[dict[str, Tensor], float]:

@@ -8,19 +8,18 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._own_copies import copied
 from fedprompt._random_streams import kept_streams
-from fedprompt.flower._records import STATEFUL, Encoded, Form, Plain, other_figures
-from fedprompt.flower._tests import checked_figures
+from fedprompt.flower._records import STATEFUL, Accepted, Encoded, Form, Plain
+from fedprompt.flower._tests import checked_figures, weighted_means
 from fedprompt.interfaces import Message, Method, State, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.messages.ledger import Direction, Ledger
@@ -223,26 +222,24 @@ class Wire:
     ) -> dict[int, Message]:
         """Decode the replies and return payloads by client id; `clients` has client ids by node."""
 
-        def read(content: RecordDict, client: int) -> tuple[Message | None, int]:
-            if content.pop(STATEFUL, None) is not None:
+        def read(content: RecordDict, client: int) -> Accepted:
+            state = content.pop(STATEFUL, None)
+            check.require(not state, f"records[{STATEFUL!r}]", "be empty", state)
+            if state is not None:
                 self.stateful.add(str(client))
-            payload = self._decoded(content, client, exchange)
-            others[client] = other_figures(content)
-            return payload
+            return self._decoded(content, client, exchange)
 
-        others = dict[int, dict[str, float]]()
         read_all = self._read(exchange, replies, clients, read)
-        found = {c: (p, size) for c, (p, size) in read_all.items() if p is not None}
-        self._drop_large(found, self._round(exchange))
-        for client, (payload, size) in found.items():
-            self._record(payload, "up", client, exchange, size)
-        weights = {client: _heaviest(payload) for client, (payload, _) in found.items()}
+        found = {c: each for c, each in read_all.items() if each.payload is not None}
+        payloads = {client: each.payload for client, each in found.items()}
+        self._drop_large(payloads, self._round(exchange))
+        for client, payload in payloads.items():
+            self._record(payload, "up", client, exchange, found[client].size)
+        figures = {client: found[client].figures for client in payloads}
+        weights = {client: _heaviest(payload) for client, payload in payloads.items()}
         self.figures.clear()
-        for name in {name for client in found for name in others[client]}:
-            having = [client for client in found if name in others[client]]
-            values = [others[client][name] for client in having]
-            self.figures[name] = fmean(values, [weights[client] for client in having])
-        return {client: payload for client, (payload, _) in found.items()}
+        self.figures.update(weighted_means(figures, weights))
+        return payloads
 
     def tested(
         self, exchange: int, replies: Iterable[Envelope], clients: Mapping[int, int]
@@ -305,28 +302,26 @@ class Wire:
     def _round(self, exchange: int) -> int:
         return exchange // self.method.exchanges
 
-    def _decoded(
-        self, content: RecordDict, client: int, exchange: int
-    ) -> tuple[Message | None, int]:
+    def _decoded(self, content: RecordDict, client: int, exchange: int) -> Accepted:
         form: Any = self.method.form
         fingerprint = self.fingerprint(client)
         expect = Expected(form(client), fingerprint, exchange, str(client), self.max_abs)
-        payload, size = self.form.accepted(content, expect, self.max_bytes)
-        for name, entry in (payload or {}).items():
+        found = self.form.accepted(content, expect, self.max_bytes)
+        for name, entry in (found.payload or {}).items():
             if self.max_weight is None or not isinstance(entry, Weighted):
                 continue
-            if entry.weight.numel() and (found := entry.weight.max().item()) > self.max_weight:
+            if entry.weight.numel() and (own := entry.weight.max().item()) > self.max_weight:
                 rule = f"be at most {self.max_weight:g}"
-                raise check.wrong(f"payload[{name!r}].weight", rule, f"{found:g}")
-        return payload, size
+                raise check.wrong(f"payload[{name!r}].weight", rule, f"{own:g}")
+        return found
 
-    def _drop_large(self, found: dict[int, tuple[Message, int]], server_round: int) -> None:
+    def _drop_large(self, found: dict[int, Message], server_round: int) -> None:
         """Drop payloads with values or weights far above the usual ones, without given limits."""
         if self.max_abs is None:
-            values = {client: _largest(payload) for client, (payload, _) in found.items()}
+            values = {client: _largest(payload) for client, payload in found.items()}
             self._drop("value", "max_abs", values, self.answered, found, server_round)
         if self.max_weight is None and len(found) > 1:  # a client alone takes nobody's weight
-            weights = {client: _heaviest(payload) for client, (payload, _) in found.items()}
+            weights = {client: _heaviest(payload) for client, payload in found.items()}
             self._drop("weight", "max_weight", weights, {}, found, server_round)
 
     def _drop(
@@ -387,8 +382,10 @@ def _content(reply: Envelope) -> RecordDict:
 
 
 def _client_of(reply: Envelope) -> int:
-    record = _content(reply).get(CLIENT)
-    client = record.get(CLIENT) if isinstance(record, ConfigRecord) else None
+    content = _content(reply)
+    alone = len(content) == len(content.config_records) == 1
+    record = dict(content.config_records.get(CLIENT, {})) if alone else {}
+    client = record.get(CLIENT) if len(record) == 1 else None
     if type(client) is not int or client < 0:
         raise check.wrong("partition-id", "be an integer of at least 0", repr(client))
     return client

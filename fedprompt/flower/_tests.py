@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from flwr.app import MetricRecord
 
 import fedprompt._refusals as check
-from fedprompt.flower._records import EXAMPLES
+from fedprompt.flower._records import EXAMPLES, figures_of
 from fedprompt.metrics import balanced_accuracy, contingency_table
 
 _BATCH = 100
@@ -35,7 +36,7 @@ def figures(model: Any, inputs: Any, labels: Any) -> MetricRecord:
         ),
     }
     loss = F.cross_entropy(logits, labels).item()
-    return MetricRecord(found | ({"loss": loss} if math.isfinite(loss) else {}))
+    return MetricRecord(found | {"loss": loss if math.isfinite(loss) else math.inf})
 
 
 def checked_figures(records: Any) -> dict[str, float]:
@@ -43,23 +44,32 @@ def checked_figures(records: Any) -> dict[str, float]:
     single = len(records) == len(records.metric_records) == 1
     check.require(single, "records", "have one record of metrics", list(records))
     (metrics,) = records.metric_records.values()
-    found = dict(metrics)
-    size = found.get(EXAMPLES)
+    size: Any = metrics.get(EXAMPLES)
     rule = f"have {EXAMPLES!r}, an integer of at least 1"
     check.require(type(size) is int and size >= 1, "metrics", rule, repr(size))
+    found = figures_of(metrics)
     for name, most in {"accuracy": 1.0, "balanced_accuracy": 1.0, "loss": math.inf}.items():
-        value = found.get(name, 0.0 if name == "loss" else None)
-        valid = isinstance(value, int | float) and 0 <= value <= most and math.isfinite(value)
-        check.require(valid, f"metrics[{name!r}]", f"be in [0, {most:g}]", repr(value))
-    return found
+        value = found.get(name, math.nan)
+        check.require(0 <= value <= most, f"metrics[{name!r}]", f"be in [0, {most:g}]", value)
+    return found | {EXAMPLES: size}
 
 
 def mean_figures(found: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     """Average figures of clients, weighted by images; balanced accuracy over clients."""
-    images = sum(each[EXAMPLES] for each in found.values())
-    mean: dict[str, Any] = {"clients": len(found), "images": images}
-    for name in ("accuracy", "loss"):
-        if all(name in each for each in found.values()):
-            mean[name] = sum(each[EXAMPLES] * each[name] for each in found.values()) / images
-    balanced = [each["balanced_accuracy"] for each in found.values()]
-    return mean | {"balanced_accuracy": sum(balanced) / len(balanced)}
+    images = {client: each[EXAMPLES] for client, each in found.items()}
+    means = weighted_means({c: figures_of(each) for c, each in found.items()}, images)
+    over_clients = weighted_means(found, dict.fromkeys(found, 1))["balanced_accuracy"]
+    counts = {"clients": len(found), "images": sum(images.values())}
+    return counts | means | {"balanced_accuracy": over_clients}
+
+
+def weighted_means(
+    found: Mapping[int, Mapping[str, float]], weights: Mapping[int, float]
+) -> dict[str, float]:
+    """Average each figure over the clients that sent it, by their weights."""
+    means = dict[str, float]()
+    for name in dict.fromkeys(name for each in found.values() for name in each):
+        having = [client for client in found if name in found[client]]
+        values = [found[client][name] for client in having]
+        means[name] = fmean(values, [weights[client] for client in having])
+    return means

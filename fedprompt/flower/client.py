@@ -169,6 +169,7 @@ class _Node:
 
 
 def _identify(message: Envelope, context: Context) -> Envelope:
+    check.require(not message.content, "records", "be empty", list(message.content))
     record = ConfigRecord({CLIENT: _partition(context)})
     return Envelope(RecordDict({CLIENT: record}), reply_to=message)
 

@@ -48,13 +48,13 @@ class ServerStrategy(Strategy):
 
     The result has the arrays of the last round, the metrics `asked`, `accepted`, `bytes_down` and
     `bytes_up` of each exchange, and other metrics of plain replies, weighted by images. With
-    `tested`, it has the clients' figures of each round: `clients`, `images`, `accuracy` and `loss`
-    (weighted by images), and `balanced_accuracy` (of each client on its own classes, the mean over
-    clients).
+    `tested`, it has the clients' figures of each round: `clients`, `images`, `accuracy`, `loss` and
+    your own metrics (weighted by images), and `balanced_accuracy` (of each client on its own
+    classes, the mean over clients).
 
-    Nothing that Flower hands over is dropped. Messages of bytes cannot be changed on their way, so
-    first arrays, a config, and strategies around this one that clip or add noise are refused. With
-    `plain`, they are honored.
+    Nothing that Flower hands over is dropped without a line in the log. Messages of bytes cannot be
+    changed on their way, so first arrays, a config, and strategies around this one that clip or add
+    noise are refused. With `plain`, they are honored.
 
     Args:
         method: Method with a `form`.

@@ -53,7 +53,12 @@ class Calls(NamedTuple):
         copies: dict[int, Tensor] = {}
         own = copied(state, copies)
         self._begin("answer", client)
-        return copied(self.method.server.answer(client, own), copies)
+        answer = self.method.server.answer(client, own)
+        where = f"client {client}, round {self.server_round}"
+        with check.located(where):
+            check.instance("answer", answer, Mapping, "map names to tensors or Weighted")
+            check.dense_message("answer", answer)
+        return copied(answer, copies)
 
     def train(self, client: int, data: Any, answer: Any, state: Any) -> Any:
         """Return what the client function returns for an answer that is its own."""

@@ -6,10 +6,10 @@ Every engine runs the same objects: one process, ranks, Flower.
 from __future__ import annotations  # signatures have the short names of types
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial, wraps
 from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, ParamSpec, Protocol, runtime_checkable
 
 import torch.nn as nn
 
@@ -19,11 +19,16 @@ from fedprompt._random_streams import kept_streams
 from fedprompt.interfaces.calls import Calls, seed_of
 from fedprompt.interfaces.nouns import Message
 
+P = ParamSpec("P")
+"""Arguments of a wrapper."""
+
 State = Mapping[str, Any]
 """What a client or the server remembers: a tree as of :func:`fedprompt.save_checkpoint`."""
 
 DECODES = "be a function, by which messages are decoded"
 """Rule for the form of a method."""
+
+_OF_CLIENT = ("data", "answer", "state")
 
 _ORDER = ("backdoored", "coded", "counted")
 """Wrappers from the innermost one on: of numbers, of their encoding, and of bytes."""
@@ -90,8 +95,8 @@ class Server(_ServerParts):
     ) -> Server:
         """Make a server of functions."""
         check.instance("state", state, Mapping, "be a tree of a dict")
-        check.function("answer", answer)
-        check.function("step", step)
+        check.function("answer", answer, of=("client", "state"))
+        check.function("step", step, of=("server_round", "payloads", "state"))
         check.instance("changes", changes, bool | None, "be a bool or None")
         check.instance("empty", empty, bool | None, "be a bool or None")
         return super().__new__(cls, state, answer, step, changes, empty)
@@ -142,8 +147,8 @@ class Method(_MethodParts):
         form: Function from a client id to a payload with its names, shapes and dtypes; numbers are
             not read. Codecs and Flower need it. If None, the method runs in one process and on the
             ranks of one owner.
-        wrappers: Names of the functions that wrapped the method, such as "coded", the first one
-            first.
+        wrappers: Functions that wrapped the method, with their plain values, such as
+            "coded(codec=int8())", the first one first.
         setting: Setting of the run, such as a :class:`fedprompt.methods.Setting`: the data of
             clients and the cohorts follow from it. Functions with ``methods.register`` fill it. If
             None, the data are yours.
@@ -185,11 +190,11 @@ class Method(_MethodParts):
         name: str = "",
     ) -> Method:
         """Make a method of functions."""
-        check.function("client", client)
+        check.function("client", client, of=_OF_CLIENT)
         check.instance("server", server, Server, "be a Server(state, answer, step)")
-        check.function("predict", predict)
+        check.function("predict", predict, of=_OF_CLIENT)
         check.count("exchanges", exchanges)
-        check.optional(check.function, "form", form, DECODES)
+        check.optional(check.function, "form", form, DECODES, of=("client",))
         check.instance("wrappers", wrappers, tuple, "be a tuple of names")
         check.instance("name", name, str, "be a string")
         name = name or f"{_told(client)} and {_told(server.step)}"
@@ -203,7 +208,7 @@ class Method(_MethodParts):
         Rounds, clients, devices, functions and inputs are not in it, because they may change.
         """
         described: Callable[[], dict[str, str]] = getattr(self.setting, "described", dict)
-        wrappers = [name for name in self.wrappers if name != "counted"]
+        wrappers = [each for each in self.wrappers if not each.startswith("counted")]
         return {"method": self.name, "wrappers": ", ".join(wrappers), **described()}
 
 
@@ -350,12 +355,12 @@ class _Missed(Mapping[str, Any]):
     __getitem__ = __iter__ = __len__ = _refuse
 
 
+_DATA = "be a Federation, or a function (client, server_round) -> data"
 _SETTING = "have a setting, Method(..., setting=setting), to take the data of a federation"
 
 
 def _federation(method: Method, data: Any) -> Clients:
-    rule = "be a Federation, or a function (client, server_round) -> data"
-    check.instance("data", data, Clients, rule)
+    check.instance("data", data, Clients, _DATA)
     check.require(method.setting is not None, "method", _SETTING, "a method without a setting")
     federation: Clients = data
     return federation
@@ -374,6 +379,7 @@ def run_of(
             the federation.
     """
     if callable(data):
+        check.function("data", data, _DATA, of=("client", "server_round"))
         rule = "be given with your own data, such as [[0, 1], [1, 2]]"
         if cohorts is None:
             raise check.wrong("cohorts", rule, "None")
@@ -392,13 +398,44 @@ def run_of(
     return partial(federation.data, setting), cohorts, federation.images_of
 
 
-def wrapped(method: Method, name: str, **parts: Any) -> Method:
-    """Return a method with other parts and one wrapper more; its wrappers have an order."""
-    later = [each for each in _ORDER[_ORDER.index(name) + 1 :] if each in method.wrappers]
-    if later:
-        rule = f"be {name} before it is {later[0]}, as in {later[0]}({name}(method, ...), ...)"
-        raise check.wrong("method", rule, f"a {later[0]} one")
-    return method._replace(wrappers=(*method.wrappers, name), **parts)
+def wrapper(function: Callable[P, Method]) -> Callable[P, Method]:
+    """Let a function wrap methods: in their order, and with all its values in the origin.
+
+    The first argument of the function is the method. Iterators are read once.
+    """
+    name, signature = function.__name__, inspect.signature(function)
+
+    @wraps(function)
+    def wrap(*args: P.args, **options: P.kwargs) -> Method:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        for key, value in bound.arguments.items():
+            if isinstance(value, Iterator):
+                bound.arguments[key] = [*value]
+        made = function(*bound.args, **bound.kwargs)
+        names = wrappers_of(made)
+        later = [each for each in _ORDER[_ORDER.index(name) + 1 :] if each in names]
+        if later:
+            rule = f"be {name} before it is {later[0]}, as in {later[0]}({name}(method, ...), ...)"
+            raise check.wrong("method", rule, f"a {later[0]} one")
+        values = {key: _plain(value) for key, value in [*bound.arguments.items()][1:]}
+        text = f"{name}({', '.join(f'{key}={value}' for key, value in values.items())})"
+        return made._replace(wrappers=(*made.wrappers, text))
+
+    return wrap
+
+
+def wrappers_of(method: Method) -> list[str]:
+    """Return the names of the functions that wrapped a method, the first one first."""
+    return [each.partition("(")[0] for each in method.wrappers]
+
+
+def _plain(value: Any) -> str:
+    """Describe a value of a wrapper: ids in their order, and objects without addresses."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return f"[{', '.join(sorted(map(_plain, value)))}]"
+    text = repr(value)
+    return _told(value) if " at 0x" in text else text
 
 
 def sends_changes(method: Method, why: str) -> bool:
@@ -415,7 +452,7 @@ def check_wrappers(method: Method, client: int | str, state: State) -> None:
     check.instance(f"clients[{str(client)!r}]", state, Mapping, "be a dict")
     while len(inner) == len(CODED) and all(key in inner for key in CODED):
         depth, inner = depth + 1, inner["client"]
-    codecs = method.wrappers.count("coded")
+    codecs = wrappers_of(method).count("coded")
     rule = f"have {depth} codecs, as in the run that made the state of client {client}"
     check.require(depth == codecs or (depth < codecs and not inner), "method", rule, codecs)
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._signatures import short_types
 
 
 class _Entry(NamedTuple):
@@ -260,6 +261,7 @@ class PromptedText(NamedTuple):
     context: int | None = None
 
 
+@short_types
 class Coupling(NamedTuple):
     """Transport plans, the problems that they solve, and their accuracy.
 

@@ -16,12 +16,13 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._conversions import widened
 from fedprompt._own_copies import copied
-from fedprompt.interfaces.method import sends_changes, wrapped
+from fedprompt.interfaces.method import sends_changes, wrapper
 from fedprompt.methods.setting import Batch, ClientData, Setting
 
 __all__ = ["backdoored"]
 
 
+@wrapper
 def backdoored(
     method: fp.Method,
     *,
@@ -114,7 +115,7 @@ def backdoored(
         own = state.get("client", {}) if data.id in chosen else state
         return method.predict(data, answer, own)
 
-    return wrapped(method, "backdoored", client=client, predict=predict)
+    return method._replace(client=client, predict=predict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Each client mixes the same few models with its own weights, which it learns by EM.
+"""Each client mixes the same few models with weights that it learns by EM.
 
 In the E-step a client computes the probability of each component for each of its images, by Bayes'
 rule from its mixture weights and the losses. In the M-step its weights become the mean of these

@@ -1,4 +1,4 @@
-"""Clients train their own head first, then the shared prompts.
+"""Clients train a private head first, then the shared prompts.
 
 Half of the batches of a round fit the head to the received prompts. The other half trains the
 prompts behind the fitted head, and only prompts are sent. Every client counts once in the mean.

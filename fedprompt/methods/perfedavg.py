@@ -1,4 +1,4 @@
-"""Clients train the global model so that one gradient step on their own images adapts it well.
+"""Clients train the global model so that one gradient step on a client's images adapts it well.
 
 Each step descends the loss after such an adaptation. The exact method differentiates through the
 adaptation. Its first-order approximation leaves out the Hessian. Fallah et al., "Personalized

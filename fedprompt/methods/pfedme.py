@@ -1,4 +1,4 @@
-"""Clients descend the Moreau envelope of their loss, and keep its minimizer as their own model.
+"""Clients descend the Moreau envelope of their loss, and keep its minimizer as a personal model.
 
 For each batch, a few steps minimize the loss plus half the squared distance to the local copy of
 the global model, times a weight. The local copy then moves towards this personal model. Dinh et

@@ -1,4 +1,4 @@
-"""PromptFL, and each client predicts with the context that it fine-tuned on its own data.
+"""PromptFL, and each client predicts with the context that it fine-tuned on its data.
 
 Fine-tuning starts from the broadcast. Local training of PromptFL does so, too, so a client keeps
 the context that it sends. Cheng et al., "Fine-tuning is Fine in Federated Learning", 2021. The

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast, get_args
 
 import fedprompt._refusals as check
+from fedprompt._signatures import readable
 from fedprompt.interfaces import Method
 from fedprompt.methods.setting import Setting, plain_texts
 
@@ -198,29 +198,13 @@ def register(
             title = f"{name}({', '.join(texts)})"
             return made._replace(predict=predict, setting=setting, name=title)
 
-        cast(Any, checked).__signature__ = _readable(inspect.signature(make))
+        cast(Any, checked).__signature__ = readable(inspect.signature(make))
         new = name not in METHODS or _runs_again(make, METHODS[name].make)
         check.require(new, "name", "be new among the methods", repr(name))
         METHODS[name] = Entry(name, title, checked, tuple(families), tuple(traits), ranges, inputs)
         return cast(_Make, checked)
 
     return add
-
-
-def _readable(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature with the short names of its types, for ``help``."""
-
-    def short(kind: Any) -> Any:
-        plain = kind is signature.empty or isinstance(kind, str)
-        return kind if plain else re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
-
-    options = [
-        option.replace(annotation=short(option.annotation))
-        for option in signature.parameters.values()
-    ]
-    return signature.replace(
-        parameters=options, return_annotation=short(signature.return_annotation)
-    )
 
 
 def _runs_again(make: Callable[..., Method], before: Callable[..., Method]) -> bool:

@@ -1,4 +1,4 @@
-"""One global model in which each image selects its own group of prompts, trained in two blocks.
+"""One global model in which each image selects a group of prompts, trained in two blocks.
 
 All images share some prompts. Each image also selects one of G groups, by the key nearest to its
 features without prompts. A client first trains the shared prompts and the head without groups. It

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fedprompt._nouns as nouns
 import fedprompt._refusals as check
+from fedprompt._signatures import short_types
 from fedprompt.interfaces import Message, Weighted
 
 FORMAT = "fedprompt-2"
@@ -51,6 +52,7 @@ class Header(NamedTuple):
     meta: Mapping[str, str] = {}
 
 
+@short_types
 class Expected(NamedTuple):
     """Requirements of a receiver, stated before a blob is read.
 
@@ -101,11 +103,11 @@ def check_message(argument: str, message: Message) -> None:
             parts: tuple[Tensor, ...] = nouns.layout(place, entry)
         else:
             check.instance(place, entry, Tensor, "be a tensor or a Weighted")
-            check.dense(place, entry, stored=False)
             parts = (entry,)
         for part in parts:
             if part.dtype not in DTYPES:
                 raise check.wrong_type(place, _DTYPE, part.dtype)
+    check.dense_message(argument, message)
 
 
 def slots(argument: str, message: Message) -> dict[str, Slot]:

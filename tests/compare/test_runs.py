@@ -322,7 +322,11 @@ def test_bits_have_the_figures_of_their_run(tmp_path):
 
 def test_names_of_files_differ_where_names_do():
     names = ("a b", "a/b", "a_b", "é" * 99, "é" * 98, "A b")
-    assert len({runs.file_name(name).casefold() for name in names[:5]}) == 5
+    found = [runs.file_name(name).casefold() for name in names]
+    record = dict.fromkeys(("values", "stamp", "trial")) | {"partition": "ä", "seed": 0}
+    stems = [runs.stem(record | {"row": row}) for row in ("ε = 1", "δ = 1")]
+    assert (len({*found[:5]}), len({*stems})) == (5, 2)
+    assert "".join(found + stems).isascii()
     assert METHODS["fedprox"].title == "FedProx"
 
 

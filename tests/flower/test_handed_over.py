@@ -186,20 +186,81 @@ def test_rows_of_unlike_weights_are_refused_at_the_client(log):
     assert len(log) == 2
 
 
-def test_metrics_of_plain_replies_are_averaged_into_the_result():
-    """A modifier of the node adds its loss and, at client 1, its own figure."""
+def with_metrics(**metrics):
+    """Add metrics to the record of metrics, if there is one."""
+
+    def changed(content):
+        (name,) = content.metric_records or ["metrics"]
+        record = MetricRecord({**content.metric_records.get(name, {}), **metrics})
+        return RecordDict({**content, name: record})
+
+    return changed
+
+
+def with_record(name, record):
+    return lambda content: RecordDict({**content, name: record})
+
+
+FIELDS = {
+    "a metric": with_metrics(own=3.0),
+    "a metric with the name of a count": with_metrics(asked=7, images=7),
+    "a metric that is no number": with_metrics(own=[1.0, 2.0]),
+    "metrics": with_record("more", MetricRecord({"own": 3.0})),
+    "a config": with_record("more", ConfigRecord({"own": 3.0})),
+    "an entry of the client id": with_record("client", ConfigRecord({"client": 1, "own": 3.0})),
+    "an entry of the state": with_record("stateful", ConfigRecord({"own": 3.0})),
+    "arrays": with_record("more", FIRST),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [("train", False), ("train", True), ("evaluate", False), ("query.client", False)],
+)
+@pytest.mark.parametrize("direction", ["request", "reply"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_of_a_message_is_averaged_or_has_a_line_in_the_log(
+    field, direction, kind, plain, log
+):
+    """One message of client 1 has one field more."""
+
+    class Changing(InProcessGrid):
+        def push_messages(self, messages):
+            return super().push_messages([change(m, "request") for m in messages])
+
+    def change(message, where):
+        meta = message.metadata
+        node = meta.dst_node_id if where == "request" else meta.src_node_id
+        if (where, meta.message_type, node) != (direction, kind, 993):
+            return message
+        return again(message, FIELDS[field](message.content))
+
+    own, options = strategy_of(plain, tested=[0, 1]), {"max_bytes": MAX_BYTES, "plain": plain}
+    zeros = torch.zeros(2, dtype=int)
+    app = flower.client_app(made(), lambda c, _: c, tests=lambda c: (zeros, zeros), **options)
+    grid = Changing(app, [0, 1], fault=lambda reply: [change(reply, "reply")])
+    result = own.start(grid, ArrayRecord(), num_rounds=1)
+    means = result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp.get(1, {})
+    assert any("own" in each for each in means) or any("993" in line for line in log)
+
+
+def test_metrics_of_replies_are_averaged_into_the_result():
+    """A modifier of the node adds, by images, its loss and, at client 1, its own figure."""
 
     def adding(message, context, call_next):
         reply, client = call_next(message, context), context.node_config["partition-id"]
-        own = {"loss": 1.0 + client, "asked": 7} | ({"own": 3} if client else {})
-        (metrics,) = reply.content.metric_records.values()
         return again(
-            reply, RecordDict({**reply.content, "metrics": MetricRecord({**metrics, **own})})
+            reply, with_metrics(loss=1.0 + client, **{"own": 3} if client else {})(reply.content)
         )
 
-    result = strategy_of(True).start(grid_of(True, [adding]), ArrayRecord(), num_rounds=1)
-    found = result.train_metrics_clientapp[1]
-    assert (found["loss"], found["own"], found["asked"]) == ((2 * 1 + 3 * 2) / 5, 3, 2)
+    def tests(client):
+        return torch.zeros(2 + client, dtype=int), torch.zeros(2 + client, dtype=int)
+
+    result = strategy_of(True, tested=[0, 1]).start(
+        grid_of(True, [adding], tests=tests), ArrayRecord(), num_rounds=1
+    )
+    for found in (result.train_metrics_clientapp[1], result.evaluate_metrics_clientapp[1]):
+        assert (found["loss"], found["own"]) == ((2 * 1 + 3 * 2) / 5, 3)
 
 
 def test_timeout_and_evaluate_fn_are_honored():

@@ -17,6 +17,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 LARGE = ("torch", "timm", "open-clip-torch", "pot")
+LIMIT = 1800.0
+"""Seconds for a run, whose dozen processes import PyTorch each: a busy machine took over 600."""
 QUIET = {  # no telemetry and no downloads
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -49,7 +51,7 @@ def running_flower(
         def run(app: Path, config: str) -> str:
             size = ["--federation-config", f"num-supernodes={nodes}"] if simulation else []
             command = ["flwr", "run", str(app), "here", "--stream", "--run-config", config, *size]
-            start("run", *command).wait(600)
+            start("run", *command).wait(LIMIT)
             return (logs / "run.log").read_text()
 
         kind = ["--simulation"] if simulation else []

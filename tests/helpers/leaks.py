@@ -181,6 +181,14 @@ def prediction_reads_another(setting):
     return sending(value, lambda data, answer, state: Constant(last[0].clone()))
 
 
+def inputs_of_the_program(setting):
+    return sending(lambda data: HELD[0].mean())
+
+
+def sizes_of_the_program(setting):
+    return sending(lambda data: float(sum(map(len, HELD[0].values()))))
+
+
 LEAKS = [in_a_list, in_a_dict_by_content, in_a_context, in_a_file, in_the_environment_once]
 LEAKS += [in_the_setting, in_the_trunk_once, in_public_images, in_running_statistics]
 LEAKS += [in_a_generator, in_a_cache, in_a_shared_module, server_reads_data]

@@ -9,13 +9,9 @@ UNREADABLE = re.compile(r" at 0x|ForwardRef|fedprompt\.\w+\.")
 
 
 def signatures(names: Mapping[str, object]) -> Iterator[tuple[str, inspect.Signature]]:
-    """Yield the signatures of functions and classes, and of the methods of these classes.
-
-    A named tuple of results is left out, because only the library makes it.
-    """
+    """Yield the signatures of functions and classes, and of the methods of these classes."""
     for name, thing in names.items():
-        made_here = isinstance(thing, type) and tuple in thing.__bases__
-        if callable(thing) and not (isinstance(thing, GenericAlias) or made_here):
+        if callable(thing) and not isinstance(thing, GenericAlias):
             yield name, inspect.signature(thing)
         for inner, method in vars(thing).items() if isinstance(thing, type) else ():
             if inspect.isfunction(method) and not inner.startswith("_"):

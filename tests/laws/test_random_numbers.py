@@ -232,7 +232,9 @@ NOW = [*fp.run_rounds(methods.fedper(setting(**PLAIN)), FEDERATION)][-1]
 OTHERS = {
     "method, 'fedper(learning_rate=0.3)'": lambda: methods.fedper(setting(), learning_rate=0.3),
     "method, 'fedprox(": lambda: methods.fedprox(setting()),
-    "wrappers, 'coded'": lambda: fp.rounds.coded(methods.fedper(setting()), fp.codecs.int8()),
+    "wrappers, 'coded(codec=int8())'": lambda: fp.rounds.coded(
+        methods.fedper(setting()), fp.codecs.int8()
+    ),
     "setting.seed, '1'": lambda: methods.fedper(setting(seed=1)),
     "setting.steps, '3'": lambda: methods.fedper(setting(steps=3)),
     "frozen network, '": lambda: methods.fedper(setting(trunk=trunk(12))),

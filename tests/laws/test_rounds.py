@@ -428,13 +428,40 @@ def test_a_schedule_stays_at_its_last_value_and_warns_once():
     assert len(caught) == 1
 
 
+UNLIKE = [torch.zeros(2), torch.zeros(3)]
+NOT_SENT = {"sparse": torch.eye(3).to_sparse}
+NOT_SENT |= {"nested": lambda: torch.nested.nested_tensor(UNLIKE, layout=torch.jagged)}
+
+
+@pytest.mark.parametrize("kind", NOT_SENT)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("place", ["payload", "answer", "state"])
+def test_a_tensor_that_cannot_be_sent_is_refused_by_its_place_and_rule(place, whole, kind):
+    one, tensor = torch.tensor(1.0), NOT_SENT[kind]()
+    entry = tensor if whole else fp.Weighted._make((tensor, one))
+    payload = {"x": entry} if place == "payload" else {"x": fp.Weighted(torch.zeros(3), one)}
+    state, answer = ({"x": entry} if place == each else {} for each in ("state", "answer"))
+    server = SERVER._replace(answer=lambda client, state: answer)
+    made = fp.Method(lambda data, own, before: (payload, state), server, max)
+    rule = rf"client 0, round 0.*: `{place}\['x'\].*` must be .*dense tensor"
+    with pytest.raises(TypeError, match=rule):
+        next(fp.run_rounds(made, Data, [[0]]))
+
+
 FEDERATION = Federation(
     torch.ones(4, 2), torch.arange(4), {0: torch.arange(3), 3: torch.tensor([3])}
 )
+SERVER = fp.averaging_server({"x": torch.zeros(3)})
 SGD = torch.optim.SGD([torch.ones(2, requires_grad=True)], 0.1)
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 next(fp.run_rounds(method(), 3, COHORTS)) -> TypeError: `data` must be a Federation, or a function
+next(fp.run_rounds(method(), FEDERATION.data, COHORTS)) -> TypeError: data; got a function (setting,
+next(fp.run_rounds(method(), Federation, COHORTS)) -> TypeError: got a function (inputs, labels, sha
+fp.Method(lambda data: 0, SERVER, min) -> TypeError: `client` must be a function (data, answer, stat
+fp.Method(max, SERVER, lambda data: 0) -> TypeError: `predict` must be a function (data, answer, sta
+fp.Server({}, lambda state: {}, max) -> TypeError: `answer` must be a function (client, state); got
+fp.Server({}, max, lambda state: {}) -> TypeError: `step` must be a function (server_round, payloads
 next(fp.run_rounds(method(), Data)) -> ValueError: `cohorts` must be given with your own data
 next(fp.run_rounds(method(), FEDERATION)) -> ValueError: `method` must have a setting, Method(..., s
 fp.Round(0, {}, {}).model(method(), FEDERATION, 0) -> ValueError: `method` must have a setting

@@ -94,7 +94,29 @@ def test_wrappers_have_an_order(inner, outer):
         with pytest.raises(ValueError, match=f"`method` must be {outer} before it is {inner}"):
             wraps()[outer](made)
     else:
-        assert wraps()[outer](made).wrappers == (inner, outer)
+        found = [each.partition("(")[0] for each in wraps()[outer](made).wrappers]
+        assert found == [inner, outer]
+
+
+VALUES = {
+    "backdoored": [{"malicious": [1]}, {"target": 1}, {"bound": 0.1}, {"boost": 2.0}],
+    "coded": [{"codec": fp.codecs.top_k(fraction=0.1)}, {"codec": fp.codecs.top_k(fraction=0.2)}],
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_runs_that_differ_in_one_value_of_a_wrapper_are_told_apart(name):
+    """Ids may be an iterator, in any order; the ledger of a counted method is no value."""
+    first = {"malicious": iter([0]), "target": 0} if name == "backdoored" else {}
+    wrap = {"backdoored": backdoored, "coded": fp.rounds.coded}[name]
+    base, options = fedvpt_d(SETTING), {"codec": fp.codecs.int8()} if name == "coded" else first
+    made = wrap(base, **options)
+    same = wrap(base, **options | ({"malicious": [0]} if first else {}))
+    now = fp.Round(0, {}, {}, origin=made.origin)
+    now.check_made_by(fp.rounds.counted(same, fp.Ledger()))
+    for value in VALUES[name]:
+        with pytest.raises(ValueError, match="`now` must be a round of the same wrappers, '"):
+            now.check_made_by(wrap(base, **options | ({"malicious": [0]} if first else {}) | value))
 
 
 def test_honest_clients_and_the_form_are_those_of_the_method():
@@ -140,7 +162,7 @@ def test_each_method_trains_triggered_images_for_the_target(name):
 
 test_wrong_calls_are_refused_by_name = refused(globals())("""
 backdoored(3, **ATTACK) -> TypeError: `method` must be a Method
-backdoored(fp.Method(id, fp.averaging_server({}), id), **ATTACK) -> TypeError: `method.setting` must
+backdoored(fp.Method(max, fp.averaging_server({}), max), **ATTACK) -> TypeError: `method.setting` mu
 attacked(malicious=1)(SETTING) -> TypeError: `malicious` must be an iterable of ids of clients
 attacked(malicious=["1"])(SETTING) -> TypeError: `malicious[0]` must be an integer; got '1' (str)
 attacked(malicious=[99])(SETTING) -> ValueError: `malicious` must be ids of clients of the set

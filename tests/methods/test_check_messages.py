@@ -61,6 +61,17 @@ def test_images_may_be_expanded_shared_or_bytes():
         check_messages(leaks.number_of_images, setting, replace(federation, inputs=inputs))
 
 
+@pytest.mark.parametrize("part", ["inputs", "sizes"])
+def test_a_client_that_reads_the_whole_federation_of_the_program_is_found(part):
+    """In shared memory, which another process could see, and by the sizes of the shards alone."""
+    setting, federation = small()
+    federation = replace(federation, inputs=federation.inputs.clone().share_memory_())
+    leaks.HELD[:] = [federation.inputs if part == "inputs" else dict(federation.shards)]
+    with pytest.raises(ValueError, match="`method` must read nothing of other clients but mess"):
+        check_messages(getattr(leaks, f"{part}_of_the_program"), setting, federation)
+    leaks.HELD.clear()
+
+
 def test_a_cache_that_training_has_filled_is_found():
     leaks.HELD.append(torch.ones(1))
     with pytest.raises(ValueError, match="another result of 'client'"):

@@ -17,9 +17,10 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._own_copies import copied, own_module
 from fedprompt._random_streams import kept_streams, resumed_streams
+from fedprompt._signatures import short_types
 from fedprompt.interfaces import Message, Method, Weighted
 from fedprompt.interfaces.calls import Calls, seed_of
-from fedprompt.interfaces.method import Clients
+from fedprompt.interfaces.method import Clients, wrappers_of
 
 Labeled = tuple[Tensor, Int[Tensor, " batch"]]
 """Inputs of a method, and their labels."""
@@ -27,9 +28,10 @@ Labeled = tuple[Tensor, Int[Tensor, " batch"]]
 _FEDERATION = "be a Federation, with one image for each client"
 _RIDGE = 0.01
 """Share of the total variance over the number of images, which is added to each variance."""
-_MESSAGES = "be messages, as `observed` logs them"
+MESSAGE = "be a message, as `observed` logs it"
 
 
+@short_types
 class Received(NamedTuple):
     """Messages that a server and a client exchanged, as the server sees them.
 
@@ -75,7 +77,7 @@ def observed(method: Method, log: list[Received]) -> Method:
     nouns.method(method)
     check.instance("log", log, list, "be a list")
     rule = "be observed before it is coded, as in coded(observed(method, log), codec)"
-    check.require("coded" not in method.wrappers, "method", rule, "a coded one")
+    check.require("coded" not in wrappers_of(method), "method", rule, "a coded one")
     server = method.server
 
     def step(server_round: int, payloads: Mapping[int, Message], state: Any) -> Any:
@@ -168,7 +170,7 @@ def _filter(
     check.sequence("received", messages, "messages")
     check.some("received", messages, "have at least one message")
     for one in messages:
-        check.instance("received", one, Received, _MESSAGES)
+        check.instance("received", one, Received, MESSAGE)
     seen = [_changes(one.payload, one) for one in messages]
     if population is None:
         pairs = [_Metric(None, each) for each in seen]
@@ -193,7 +195,7 @@ class _Metric:
 
     def __call__(self, own: Tensor) -> Tensor:
         own = own - self.mean
-        return _cosine(
+        return cosine(
             self._of(own, self.moved), self._of(own, own), self._of(self.moved, self.moved)
         )
 
@@ -203,8 +205,9 @@ class _Metric:
         return product
 
 
-def _cosine(product: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    tiny = torch.finfo(torch.float64).tiny
+def cosine(product: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """Return a cosine from the product of two vectors and their squared lengths."""
+    tiny = torch.finfo(product.dtype).tiny ** 0.5
     return product / (own.clamp(min=tiny).sqrt() * other.clamp(min=tiny).sqrt())
 
 
@@ -234,24 +237,27 @@ def _changes(payload: Any, one: Received) -> Float[Tensor, " numbers"]:
     parts = []
     for name, sent in (one.payload or {}).items():
         own = (payload or {}).get(name)
-        value = _value(sent)
-        change = torch.zeros(value.numel(), dtype=torch.float64, device="cpu")
-        if own is not None:
-            found, before = _value(own), one.answer.get(name)
-            known = isinstance(own, Weighted)
-            if before is not None and _value(before).shape == found.shape:
-                found = found - _value(before)
-            if known:
-                found = Weighted(found, own.weight.cpu()).known
-            change = found.reshape(-1)
-        parts.append(change)
+        nothing = torch.zeros(value_of(sent).numel(), dtype=torch.float64, device="cpu")
+        change = nothing if own is None else change_of(own, one.answer.get(name))
+        parts.append(change.reshape(-1))
     check.some("received", parts, "have a payload with an entry")
     return torch.cat(parts)
 
 
-def _value(entry: Tensor | Weighted) -> Tensor:
-    value = entry.value if isinstance(entry, Weighted) else entry
-    return value.detach().double().cpu()
+def change_of(sent: Tensor | Weighted, before: Tensor | Weighted | None) -> Tensor:
+    """Return what an entry changes of the answer's in float64, 0 in rows of weight 0."""
+    change, known = (
+        value_of(each).detach().double().cpu()
+        for each in (sent, sent if before is None else before)
+    )
+    if before is not None and known.shape == change.shape:
+        change = change - known
+    return Weighted(change, sent.weight.cpu()).known if isinstance(sent, Weighted) else change
+
+
+def value_of(entry: Tensor | Weighted) -> Tensor:
+    """Return the tensor of an entry."""
+    return entry.value if isinstance(entry, Weighted) else entry
 
 
 def crafted_answer(
@@ -288,18 +294,7 @@ def crafted_answer(
     Raises:
         ValueError: If the prediction has no floating-point entry of the answer.
 
-    Example:
-        >>> from fedprompt import samples, vit_trunk
-        >>> from fedprompt.methods import Federation, VitSetting, head_tuning
-        >>> images, labels, *_ = samples.digits()
-        >>> trunk = vit_trunk(samples.vit("S"))
-        >>> method = head_tuning(VitSetting(trunk=trunk, num_classes=10, rounds=1, clients=[0]))
-        >>> data = Federation(images, labels, {0: torch.arange(9)}).data(method.setting, 0, 0)
-        >>> answer = method.server.answer(0, method.server.state)
-        >>> target, others = (images[:1], labels[:1]), (images[9:40], labels[9:40])
-        >>> crafted = crafted_answer(method, answer, data, target, others)
-        >>> [(name, tuple(value.shape)) for name, value in crafted.items()]
-        [('head.weight', (10, 48)), ('head.bias', (10,))]
+    :func:`probed` has an example.
 
     References:
         Nguyen et al., "Leveraging Soft Prompts for Privacy Attacks in Federated Prompt Tuning"
@@ -331,8 +326,8 @@ def crafted_answer(
             optimizer.step()
     made = dict(copied(answer))
     for name, value in values.items():
-        found = value.detach()
-        made[name] = made[name]._replace(value=found) if _weighted(made[name]) else found
+        entry, found = made[name], value.detach()
+        made[name] = entry._replace(value=found) if isinstance(entry, Weighted) else found
     return made
 
 
@@ -347,19 +342,11 @@ def prediction(
     values = {}
     for name in names:
         fits = name in answer and name in known and known[name].is_floating_point()
-        if fits and _entry(answer[name]).shape == known[name].shape:
-            values[name] = _entry(answer[name]).detach().clone().to(known[name]).requires_grad_()
+        if fits and (value := value_of(answer[name])).shape == known[name].shape:
+            values[name] = value.detach().clone().to(known[name]).requires_grad_()
     rule = "have answers with entries of its prediction, by their names"
     check.require(values, "method", rule, check.some_names(answer))
     return model, values
-
-
-def _entry(entry: Tensor | Weighted) -> Tensor:
-    return entry.value if isinstance(entry, Weighted) else entry
-
-
-def _weighted(entry: object) -> bool:
-    return isinstance(entry, Weighted)
 
 
 def probed(

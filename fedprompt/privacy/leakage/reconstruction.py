@@ -16,7 +16,14 @@ import fedprompt._nouns as nouns
 import fedprompt._refusals as check
 from fedprompt._random_streams import kept_streams
 from fedprompt.interfaces import Method, Weighted
-from fedprompt.privacy.leakage.messages import Received, prediction
+from fedprompt.privacy.leakage.messages import (
+    MESSAGE,
+    Received,
+    change_of,
+    cosine,
+    prediction,
+    value_of,
+)
 
 Simulation = Callable[[Tensor], Mapping[str, Tensor | Weighted]]
 """Function from images to the change of the message that they cause, up to a factor."""
@@ -57,7 +64,7 @@ def descent(
         [('head.weight', (10, 48)), ('head.bias', (10,))]
     """
     nouns.method(method)
-    check.instance("received", received, Received, "be a message, as `observed` logs it")
+    check.instance("received", received, Received, MESSAGE)
     check.labels("labels", labels, check.LARGEST_INT)
     check.optional(check.function, "encode", encode)
     with kept_streams():
@@ -125,7 +132,7 @@ def reconstructed(
         read. MIP predicts labels and estimates inverse gradients. Both are left out here: labels
         are known, and gradients are exact.
     """
-    check.instance("received", received, Received, "be a message, as `observed` logs it")
+    check.instance("received", received, Received, MESSAGE)
     check.function("simulate", simulate)
     check.number_tensor("start", start, "be floating-point images", ndim=4)
     check.some("start", len(start), "have at least one image")
@@ -159,20 +166,11 @@ def _apart(received: Received, simulated: Mapping[str, Tensor | Weighted]) -> Te
     check.some("simulate", names, "return an entry of `received.payload`")
     products = []
     for name in names:
-        own, sent = simulated[name], received.payload[name]
-        known = sent.weight if isinstance(sent, Weighted) else None
-        own, sent = (each.value if isinstance(each, Weighted) else each for each in (own, sent))
-        before = received.answer.get(name)
-        before = before.value if isinstance(before, Weighted) else before
-        change = sent.to(own) if before is None else (sent - before).to(own)
-        if known is not None:
-            change = Weighted(change, known.to(own.device)).known
+        own = value_of(simulated[name])
+        change = change_of(received.payload[name], received.answer.get(name)).to(own)
         products.append(torch.stack([(own * change).sum(), own.square().sum(),
                                      change.square().sum()]))  # fmt: skip
-    product, one, other = torch.stack(products).sum(0)
-    tiny = torch.finfo(product.dtype).tiny ** 0.5
-    loss: Tensor = 1 - product / (one.clamp(min=tiny).sqrt() * other.clamp(min=tiny).sqrt())
-    return loss
+    return 1 - cosine(*torch.stack(products).sum(0))
 
 
 def _variation(images: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._signatures import short_types
 
 Interval = tuple[float, float]
 
@@ -19,6 +20,7 @@ _Z = 1.959963984540054
 _ANY = "be a bool tensor of shape (candidates,) with members and other images"
 
 
+@short_types
 class Success(NamedTuple):
     """Success of an attack, with 95 % intervals. An attack that guesses has an AUC of 0.5.
 
@@ -36,6 +38,7 @@ class Success(NamedTuple):
     tpr_interval: Interval
 
 
+@short_types
 class Leakage(NamedTuple):
     """Success of an attack against both controls, and its scores.
 
