@@ -1,5 +1,6 @@
 """A run in a folder: it continues, it is refused, and rows of an edited method run again."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,6 +279,16 @@ def test_a_log_has_a_line_for_each_finished_run_with_the_time_left(capsys):
     said = capsys.readouterr().err.splitlines()
     assert said[1].startswith("1 of 2: Head tuning, seed 0; about ")
     assert said[1].endswith(" s left")
+
+
+def test_the_time_that_is_left_is_that_of_runs_since_the_start(monkeypatch, tmp_path, capsys):
+    compare.run(digits(), ["head_tuning"], seeds=1, out=tmp_path)
+    clock = itertools.count(step=10)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    capsys.readouterr()
+    compare.run(digits(), ["head_tuning"], seeds=2, out=tmp_path)
+    said = capsys.readouterr().err.splitlines()
+    assert "3 of 4: Head tuning, seed 1; about 10 s left" in said
 
 
 def test_tuning_never_draws_values_that_are_given():

@@ -213,6 +213,7 @@ def test_a_second_computation_gives_the_same_table():
         world.add(f"Sees {share}", lambda seed, share=share: world.sees(seed, share))
     world.add("Constant", lambda seed: np.zeros((1, IMAGES)))
     (view,) = world.results().views().values()
+    assert view.mean("Constant", "uses") == 0.0  # no record has it
     header, body = view.lines()
     table = {line[0]: dict(zip(header, line, strict=True)) for line in body}
     compared = [row for row in table if row not in (CONSTANT, ALONE)]

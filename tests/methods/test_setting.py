@@ -127,6 +127,14 @@ def test_numbers_that_are_not_given_are_the_documented_ones():
     assert [falling.learning_rate(0.5), *rates] == [0.5, 0.5]
 
 
+def test_a_setting_that_has_warned_equals_one_that_has_not():
+    first = setting(schedule=lambda share: 1.0)
+    second = replace(first)
+    with pytest.warns(UserWarning, match="is after the 1 rounds"):
+        first.learning_rate(0.1, 1)
+    assert first == second != replace(first, steps=3)
+
+
 def test_the_smallest_settings_have_no_rounds_no_steps_and_batches_of_one():
     assert [*setting(rounds=0).cohorts()] == []
     for steps, sizes in [(0, []), (None, [1, 1])]:

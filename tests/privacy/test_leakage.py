@@ -174,6 +174,22 @@ def test_messages_of_a_client_of_few_images_show_them_and_others_show_nothing():
         leakage.message_scores(method, log, candidates, population=single(40))
 
 
+def test_a_simulated_client_draws_the_numbers_of_the_client():
+    """Such as those of dropout."""
+    method, federation = linear(INPUTS, LABELS, {0: tensor([1])})
+
+    def train(data, answer, state):
+        payload, state = method.client(data, answer, state)
+        noisy = {
+            n: e._replace(value=e.value + torch.randn_like(e.value)) for n, e in payload.items()
+        }
+        return noisy, state
+
+    noisy, log = method._replace(client=train), []
+    list(fp.run_rounds(leakage.observed(noisy, log), federation))
+    assert leakage.message_scores(noisy, log, single(1)).item() > 0.999
+
+
 def test_scores_are_those_of_a_dense_matched_filter_summed_over_messages():
     method, log = attacked(torch.arange(8))
     population, expected = [*range(40, 60)], np.zeros(5)
@@ -443,6 +459,12 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
         "found": ([IMAGES[:0], IMAGES[..., 1:], INPUTS], [IMAGES[:1]]),
         "images": ([INPUTS, IMAGES * nan], [IMAGES[:1]])}),
 ])  # fmt: skip
+
+
+def test_a_start_with_gradients_is_that_start_without_them():
+    start = IMAGES[:1].clone().requires_grad_()
+    found = [leakage.reconstructed(**DRAWN | {"start": each}) for each in (start, IMAGES[:1])]
+    assert torch.equal(*found)
 
 
 def test_answers_without_entries_of_the_prediction_cannot_be_crafted():
