@@ -30,7 +30,7 @@ from typing import Any
 from fedprompt.compare import records
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.runs import bits_of
-from fedprompt.compare.tables import COSTS, View, percent
+from fedprompt.compare.tables import COSTS, View
 
 RECORDS = Path(__file__).parent / "results" / "records"
 MINUS = " - | beyond "
@@ -91,8 +91,8 @@ def figure(key: str) -> str:
 
 
 FORMS: dict[str, Callable[[Any], str]] = {
-    "interval": percent,
-    "signed": lambda found: percent(found, signed=True),
+    "interval": lambda found: found.percent(),
+    "signed": lambda found: found.percent(signed=True),
     "mean": lambda found: f"{100 * found.values.mean():z.1f}",
     "round": lambda found: f"{100 * found.values.mean():z.0f}",
     "count": lambda found: f"{found.values.mean():,.0f}",

@@ -19,7 +19,7 @@ weights, path = sys.argv[1:]
 row = patches.ROWS[1]  # mass 1
 machine = Machine(weights={DINO: Path(weights)})
 trial = patches.make("shots-8", row, seed=0, machine=machine)
-method = patches.method(row, trial)
+method = row.entry.make(trial.setting, **row.values)
 *_, now = fp.run_rounds(method, trial.federation)
 model = now.model(method, trial.federation, 0)
 side = patches.CANVAS // 14

@@ -83,15 +83,14 @@ def _of_samples(entry: methods.Entry, config: Mapping[str, Any]) -> tuple[Any, .
 def _of_folder(entry: methods.Entry, config: Mapping[str, Any]) -> tuple[Any, ...]:
     """Divide a folder of images as ``fedprompt compare`` does."""
     from fedprompt import compare
-    from fedprompt.compare.trials import Machine
 
     names = ("vit", "clip", "layout")
     given = {name: config[name] for name in names if config[name]}
     given |= {"clients": config["division"] or None, "newcomers": int(config["newcomers"])}
     problem = compare.folder(config["data"], **given, **budget(config))
     family = "CLIP" if "CLIP" in entry.families else "one model"
-    data = problem.data(next(iter(problem.partitions)), 0)
-    trial = data.trial(family, entry.inputs, seed=0, machine=Machine())
+    row = compare.Row(entry.title, entry.name, family=family)
+    trial = problem.trial(next(iter(problem.partitions)), row, seed=0)
     inputs, labels, own = trial.tests.inputs, trial.tests.labels, trial.tests.own
 
     def tests(client: int) -> Images:

@@ -1,22 +1,20 @@
-"""Tasks of `compare.py`: problems of real images, and the rows that run on them."""
+"""The studies of our pages: problems of real images, and the rows that run on them."""
 
-from dataclasses import replace
 from functools import partial
 
+from fedprompt import compare
 from studies import ablations, codecs, digits, emoji, patches, photos, privacy, reproduction, sizes
-from studies.core import Task
+from studies.core import Machine, Study
 
 MODULES = (digits, emoji, photos, patches, ablations, codecs, privacy, reproduction, sizes)
 
-
-def named(name: str) -> Task:
-    """Return a task; another process finds it in the same way."""
-    return TASKS[name]
-
-
-TASKS: dict[str, Task] = {
-    name: replace(task, name=name, again=partial(named, name))
-    for module in MODULES
-    for name, task in module.TASKS.items()
+STUDIES: dict[str, Study] = {
+    name: study for module in MODULES for name, study in module.STUDIES.items()
 }
-"""All tasks by name."""
+"""All studies by name."""
+
+
+def problem(name: str, partition: str, files: Machine) -> compare.Problem:
+    """Make the problem of a partition; another process makes it in the same way."""
+    again = partial(problem, name, partition, files)
+    return STUDIES[name].problem(partition, files, again=again)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import photographs
 from fedprompt import samples
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
 from fedprompt.methods import NetworkSetting, VitSetting
 from studies import digits
-from studies.core import COLUMNS, Images, Machine, Row, Task, content, trial
+from studies.core import COLUMNS, Images, Machine, Row, Study, content, trial
 from studies.figures import Joined, Measured, groups, last, mechanism, rise, two_losses
 from zoo import IMAGE_SIZE, TINY
 
@@ -127,12 +127,12 @@ FURTHER = {"lowest": "lowest client", "highest": "highest client"}
 RISE = {"fedl2g": {"rise": "rise, 0.01 nats"}}
 
 
-def task(name: str) -> Task:
-    """Make the task of the ablations of a paper."""
+def study_of(name: str) -> Study:
+    """Make the study of the ablations of a paper."""
     settings = {key: values for key, values in ABLATIONS.items() if key.startswith(name)}
     first = next(iter(settings.values()))
     title = ROWS[first["rows"]][0].title
-    return Task(
+    return Study(
         title=title,
         partitions={key: values["title"] for key, values in settings.items()},
         hours=lambda partition, row: settings[partition].get("seconds", 15) / 3600,
@@ -146,4 +146,4 @@ def task(name: str) -> Task:
     )
 
 
-TASKS = {f"ablations-{name}": task(name) for name in ("fedhpl", "sgpt", "fedl2g", "fedotp")}
+STUDIES = {f"ablations-{name}": study_of(name) for name in ("fedhpl", "sgpt", "fedl2g", "fedotp")}

@@ -12,7 +12,6 @@ import photographs
 import zoo
 from fedprompt.backbones._weights import tensors_in
 from fedprompt.backbones.pretrained import network
-from fedprompt.compare.trials import CompareError
 from studies.core import content
 
 Numbers = tuple[float, ...]
@@ -55,7 +54,7 @@ def backbone(
         random: Whether weights are random, and nothing is read.
 
     Raises:
-        CompareError: If there are no weights, or a file has those of another network.
+        ValueError: If there are no weights, or a file has those of another network.
     """
     if not pretrained(name):
         return Backbone(zoo.network(name, image_size), (0.5,) * 3, (0.5,) * 3, "bilinear")
@@ -76,7 +75,7 @@ def backbone(
             return Backbone(made.model, *_look(made.preparation))
         model = photographs.load_network(name, file)
     except (OSError, RuntimeError, ValueError) as error:
-        raise CompareError(str(error)) from error
+        raise ValueError(str(error)) from error
     return _configured(model)
 
 
@@ -84,7 +83,7 @@ def _by_recipe(name: str, image_size: int, file: Path | None) -> Backbone:
     """Make a network of timm with the weights of another project, of which one network is taken."""
     recipe = RECIPES[name]
     if file is None:
-        raise CompareError(f"`--weights {name}=FILE` is missing: {recipe['source']}.")
+        raise ValueError(f"`--weights {name}=FILE` is missing: {recipe['source']}.")
     found, before = tensors_in(file), recipe["prefix"]
     own = {key.removeprefix(before): part for key, part in found.items() if key.startswith(before)}
     with TemporaryDirectory() as folder:

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import fedprompt as fp
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
 from fedprompt.interfaces import Codec, Message, Payload
-from fedprompt.methods import VitSetting
+from fedprompt.methods import VitSetting, fedvpt_d
 from studies import digits
 from studies.ablations import VIT, sides, tested
-from studies.core import Machine, Row, task, trial
+from studies.core import Machine, Row, study, trial
 
 
 class OfChanges(NamedTuple):
@@ -50,12 +50,15 @@ CODECS = {
     "top 1 %": OfChanges(fp.codecs.top_k(fraction=0.01), memory=False),
     "top 1 %, error feedback": OfChanges(fp.codecs.top_k(fraction=0.01)),
 }
-ROWS = [Row(title, "fedvpt_d", {"learning_rate": 0.01}) for title in CODECS]
 
 
-def method(row: Row, trial: Trial) -> fp.Method:
-    """Make FedAvg with the codec of a row."""
-    return fp.rounds.coded(row.entry.make(trial.setting, **row.values), CODECS[row.title])
+def coded(codec: str, setting: VitSetting, **values: Any) -> fp.Method:
+    """Make FedAvg with a codec."""
+    return fp.rounds.coded(fedvpt_d(setting, **values), CODECS[codec])
+
+
+RATE = {"learning_rate": 0.01}
+ROWS = [Row(title, "fedvpt_d", RATE, instead=partial(coded, title)) for title in CODECS]
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
@@ -67,4 +70,4 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     return trial(build, train, test, shards, seed=seed, places=tested(seed), **budget)
 
 
-TASKS = {"codecs": task("codecs", rows=lambda partition: ROWS, make=make, method=method)}
+STUDIES = {"codecs": study("codecs", rows=lambda partition: ROWS, make=make)}

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.compare.rows import longer, train
+from fedprompt import compare
 from fedprompt.methods import METHODS, ClipSetting, Entry, VitSetting, fedvpt_d
 from fedprompt.methods.models import ClipModel, PromptedClassifier, Tune, tuned_trunk
 from fedprompt.methods.pfedmoap import Mixture
 from fedprompt.methods.setting import ClientData
-from fedprompt.methods.steps import averaged
+from fedprompt.methods.steps import averaged, train
 
 
 def apart(method: fp.Method) -> fp.Method:
@@ -39,7 +39,7 @@ def together(model: nn.Module, learning_rate: float, times: int = 1) -> fp.Metho
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
         fp.load_values(model, answer)
-        train(model, data, learning_rate, times)
+        train(model, data, learning_rate, times=times)
         return fp.collect(model, weight=1.0), state
 
     return averaged(model, client)
@@ -210,7 +210,8 @@ def _entry(
 
 ALONE, GATE = "personalized", "CoOp with a gate over its text (local)"
 IMAGES = "one model, mixed models"
-TWICE, THRICE = (partial(longer, times=times) for times in (2, 3))
+LONGER = compare.Row("Training alone", "longer").entry.make
+TWICE, THRICE = (partial(LONGER, times=times) for times in (2, 3))
 NORMS = partial(tuned_alone, fp.tuning.norms, 1)
 LORA, LORA_4 = (partial(tuned_alone, partial(fp.tuning.lora, rank=rank)) for rank in (2, 4))
 LONGEST = "LoRA, rank 4 (local), three times as long"

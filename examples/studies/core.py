@@ -1,5 +1,6 @@
-"""What a task has: trials of images in cells, rows with controls, and where its files are."""
+"""What a study has: trials of images in cells, rows with controls, and where its files are."""
 
+import hashlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,8 @@ import torch
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.compare import rows, trials
-from fedprompt.compare.records import Record
-from fedprompt.compare.runs import Run
-from fedprompt.compare.trials import Trial
+from fedprompt import compare
+from fedprompt.compare import Trial
 from fedprompt.methods import METHODS, Federation, HeldOut, Setting
 from studies.controls import CONTROLS
 from studies.figures import Measured, mechanism
@@ -59,9 +58,24 @@ class Images(NamedTuple):
         return self.domains * num_classes + self.labels
 
 
+def of_heads(
+    make: Callable[..., fp.Method], setting: Any, *, head_rate: float, **values: Any
+) -> fp.Method:
+    """Make a method whose clients train projections and heads with another learning rate."""
+    setting = replace(setting, head_rate=head_rate)
+    made = make(setting, **values)
+    return made if made.setting is not None else made._replace(setting=setting)
+
+
 @dataclass(frozen=True)
-class Row(rows.Row):
-    """Row of a method of the gallery, or of a control; a row without a method cannot run."""
+class Row(compare.Row):
+    """Row of a method of the gallery, or of a control; a row without a method cannot run.
+
+    Attributes:
+        instead: Function that makes the method in place of that of the gallery, or None.
+    """
+
+    instead: Callable[..., fp.Method] | None = field(default=None, kw_only=True)
 
     @staticmethod
     def of(method: str, **values: Any) -> "Row":
@@ -72,21 +86,31 @@ class Row(rows.Row):
     @property
     def entry(self) -> Any:
         """The method, or the control."""
-        if not self.method:  # the most frequent class
-            return rows.ALONE
-        return (METHODS | CONTROLS)[self.method] if self.make is None else super().entry
+        entry = (METHODS | CONTROLS)[self.method]
+        made = self.instead or entry.make
+        return replace(entry, make=partial(of_heads, made) if HEAD_RATE in self.values else made)
+
+    def stamp(self, *more: Any) -> str:
+        """Return the stamp; that of the problem has the texts of all examples, and of controls."""
+        known = self.method if self.method in METHODS else "local"
+        row = compare.Row(self.title, known, self.values, family=self.family)
+        return row.stamp(self.title, self.method, *more)
 
 
 @dataclass(frozen=True)
-class Machine(trials.Machine):
+class Machine:
     """Where a trial runs, and where its files are.
 
     Attributes:
+        device: Device of models and batches.
+        shrink: Share of rounds, steps and images.
         root: Folder of data sets.
         weights: File of weights by the name of a network.
         pretrained: Whether timm and open_clip download the weights without a file.
     """
 
+    device: str = "cpu"
+    shrink: float = 1.0
     root: Path = Path()
     weights: Mapping[str, Path] = field(default_factory=dict)
     pretrained: bool = False
@@ -195,18 +219,15 @@ def trial(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Task:
+class Study:
     """Study of our pages.
 
     Attributes:
-        name: Name in records.
         title: Name in tables.
         partitions: Words for each partition.
         family: Function from a partition to the family of the methods that can take part.
         rows: Function from a partition to its rows.
         make: Function (partition, row, seed, machine) -> trial.
-        shrunk: Function (trial, share) -> trial with a share of its rounds, steps and images.
-        method: Function (row, trial) -> method, or None for that of the row.
         columns: Words for each column of a table, by its name in records.
         references: Titles of the rows with which a table compares, by the word for them.
         compared: Columns of the differences to the references.
@@ -219,14 +240,11 @@ class Task:
         networks: Function (partition, row) -> names of networks whose weights a file can have.
     """
 
-    name: str = ""
     title: str
     partitions: Mapping[str, str]
     family: Callable[[str], str] = lambda partition: "one model"
     rows: Callable[[str], Sequence[Row]]
     make: Callable[..., Trial]
-    shrunk: Callable[[Trial, float], Trial] = Trial.shrunk
-    method: Callable[[Row, Trial], fp.Method] | None = None
     columns: Mapping[str, str] = field(default_factory=lambda: COLUMNS)
     references: Mapping[str, Sequence[str]] = field(default_factory=dict)
     compared: Sequence[str] = ("own",)
@@ -236,50 +254,51 @@ class Task:
     bound: float = 0.01
     choices: Callable[[str], Sequence[str]] = lambda partition: ()
     networks: Callable[[str, Row], Sequence[str]] = lambda partition, row: ()
-    families: Sequence[str] = ("one model",)
-    again: Callable[[], "Task"] | None = None
 
-    def __reduce__(self) -> Any:
-        """Send how the task is made, because its functions may not be sent."""
-        return super().__reduce__() if self.again is None else (self.again, ())
+    @property
+    def words(self) -> dict[str, Any]:
+        """What a table has beside records."""
+        names = ("title", "columns", "compared", "references")
+        return {name: getattr(self, name) for name in names}
 
+    def problem(self, partition: str, files: Machine, **again: Any) -> compare.Problem:
+        """Make the problem of a partition, with the files of a machine."""
 
-@dataclass(frozen=True)
-class Cell(Run):
-    """One run of a row of a task."""
+        def trial(partition: str, row: Row, *, seed: int, machine: Any) -> Trial:
+            where = replace(files, device=machine.device, shrink=machine.shrink)
+            made = self.make(partition, row, seed=seed, machine=where)
+            return made._replace(figures=self.figures(partition, row))
 
-    def named(self) -> Record:
-        """Return the fields that a run and its record have in common."""
-        return {"task": self.problem.name, **super().named()}
-
-    def made(self) -> Trial:
-        """Return the trial."""
-        where = {"seed": self.seed, "machine": self.machine}
-        made = self.problem.make(self.partition, self.row, **where)
-        if (rate := self.row.values.get(HEAD_RATE)) is not None:
-            made = made._replace(setting=replace(made.setting, head_rate=rate))
-        made = self.problem.shrunk(made, self.machine.shrink)
-        return made.on(self.machine.device)
-
-    def method(self, trial: Trial) -> fp.Method:
-        """Make the method."""
-        values = {name: each for name, each in self.row.values.items() if name != HEAD_RATE}
-        with torch.device(trial.setting.device):
-            if self.problem.method is not None:
-                made = self.problem.method(self.row, trial)
-            else:
-                made = self.row.entry.make(trial.setting, **values)
-        return made if made.setting is not None else made._replace(setting=trial.setting)
-
-    def figures(self) -> Measured | None:
-        """Return the function of further figures."""
-        return self.problem.figures(self.partition, self.row)
+        return compare.Problem(
+            partitions={partition: self.partitions[partition]},
+            trial=trial,
+            families=[self.family(partition)],
+            made=partial(stamp_of, partition, files),
+            **self.words,
+            **again,
+        )
 
 
-def task(name: str, **functions: Any) -> Task:
-    """Make a task of ``settings/tasks.toml`` with its functions."""
-    known = content("tasks")
+def stamp_of(partition: str, files: Machine) -> dict[str, Any]:
+    """Return what a problem is made from: the texts of all examples, and given files."""
+    texts = [path for path in Path(__file__).parents[1].rglob("*") if path.suffix in SUFFIXES]
+    given = [path for path in files.weights.values() if path.exists()]
+    known = {"examples": sorted(texts), "weights": given}
+    digests = {name: hashlib.sha256() for name in known}
+    for name, paths in known.items():
+        for path in paths:
+            digests[name].update(path.read_bytes())
+    found = {name: digest.hexdigest()[:16] for name, digest in digests.items()}
+    return {"partition": partition, "root": str(files.root), **found}
+
+
+SUFFIXES = (".py", ".toml", ".safetensors", ".json")
+
+
+def study(name: str, **functions: Any) -> Study:
+    """Make a study of ``settings/studies.toml`` with its functions."""
+    known = content("studies")
     fields = known.get(known[name].pop("like", ""), {}) | known[name]
     seconds, family = fields.pop("seconds"), fields.pop("family", "one model")
     same = {"family": lambda partition: family, "hours": lambda partition, row: seconds / 3600}
-    return Task(**same, **fields, **functions)
+    return Study(**same, **fields, **functions)

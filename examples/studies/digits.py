@@ -17,10 +17,10 @@ from build_samples.canvas import DOMAINS
 from build_samples.canvas import on_canvases as put
 from fedprompt import samples
 from fedprompt.backbones.pretrained import tokens_of
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
 from fedprompt.interfaces import Trunk
 from fedprompt.methods import ClipSetting, Setting
-from studies.core import HEAD_RATE, Images, Machine, Row, Task, task, trial
+from studies.core import HEAD_RATE, Images, Machine, Row, Study, study, trial
 from studies.tuning import HeadSetting, rows_of, two_rates
 
 NUM_CLIENTS, NUM_NEWCOMERS, NUM_PUBLIC = 18, 3, 100
@@ -60,7 +60,7 @@ def clip(**common: Any) -> ClipSetting:
 def make(build: Any, partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the digits over clients, for a setting that `build` makes."""
     shifted = partition in ("domains", "example")
-    train, public, test = digits(build is clip, shifted, seed, row.entry.inputs)
+    train, public, test = digits(build is clip, shifted, seed, row.inputs)
     fields = {"rounds": 15, "steps": 8, "cohort_size": 5, "batch_size": 32, "public": public}
     fields |= {"make_optimizer": partial(torch.optim.AdamW, weight_decay=1e-3)}
     fields |= {"newcomers": NUM_NEWCOMERS, "places": torch.arange(len(test.labels))}
@@ -124,15 +124,15 @@ def tokens(canvases: Tensor, inputs: str = "") -> Tensor:
     return torch.cat([tokens_of(digits_clip.clip(), batch) for batch in images.split(256)])
 
 
-def task_of(name: str, family: str, build: Callable[..., Setting]) -> Task:
-    """Make the task of all methods of a family."""
+def study_of(name: str, family: str, build: Callable[..., Setting]) -> Study:
+    """Make the study of all methods of a family."""
 
     def rows(partition: str) -> list[Row]:
         found = rows_of(family)
         return [*(found if family == "CLIP" else map(two_rates, found)), *fixed]
 
     fixed = FIXED.get(family, [])
-    return task(name, rows=rows, make=partial(make, build))
+    return study(name, rows=rows, make=partial(make, build))
 
 
 OTHERS = ("local", "head_tuning", "fedvpt_d", "scaffold")
@@ -140,11 +140,11 @@ LORA = Row.of("fedlora", learning_rate=3e-3, rank=4)
 WHICH = [two_rates(row) for row in (LORA, *map(Row.of, OTHERS))]
 """Which method when: the rows that decide, one of which is recommended."""
 
-TASKS = {
-    "digits": task_of("digits", "one model", partial(vits, "S")),
-    "networks": task_of("networks", "mixed models", partial(vits, "SBL")),
-    "clip": task_of("clip", "CLIP", clip),
-    "which-when": task(
+STUDIES = {
+    "digits": study_of("digits", "one model", partial(vits, "S")),
+    "networks": study_of("networks", "mixed models", partial(vits, "SBL")),
+    "clip": study_of("clip", "CLIP", clip),
+    "which-when": study(
         "which-when", rows=lambda partition: WHICH, make=partial(make, partial(vits, "S"))
     ),
 }

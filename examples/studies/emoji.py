@@ -17,10 +17,10 @@ import fedprompt as fp
 from build_samples.canvas import on_canvases
 from fedprompt import samples
 from fedprompt.backbones.pretrained import tokens_of
-from fedprompt.compare.trials import Further, Trial
+from fedprompt.compare import Trial
 from fedprompt.data import experiments as experiments
 from fedprompt.methods import ClipSetting
-from studies.core import Images, Machine, Row, divided, task, trial
+from studies.core import Images, Machine, Row, divided, study, trial
 from studies.tuning import rows_of
 
 NUM_CLIENTS = 10
@@ -52,7 +52,7 @@ def sides(inputs: str, among_fragments: bool = False) -> tuple[Images, Images]:
     return first, second
 
 
-def base_to_new(train: Images, test: Images) -> tuple[Images, Images, Further]:
+def base_to_new(train: Images, test: Images) -> tuple[Images, Images, tuple[Any, ...]]:
     """Return the emoji of base classes, and the test emoji of new ones."""
     (base, _), (tests, new) = (
         experiments.base_to_new(side.labels, samples.CLASS_NAMES) for side in (train, test)
@@ -61,7 +61,7 @@ def base_to_new(train: Images, test: Images) -> tuple[Images, Images, Further]:
         side.at(torch.as_tensor(found.positions))._replace(labels=torch.as_tensor(found.labels))
         for side, found in ((train, base), (test, tests), (test, new))
     )
-    return first, second, Further(other.pixels, other.labels, new.names)
+    return first, second, (other.pixels, other.labels, new.names, True)
 
 
 def cluttered(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -98,8 +98,8 @@ def shards(train: Images, partition: str, rng: np.random.Generator) -> list[Any]
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
     """Divide the emoji over clients."""
-    train, test = sides(row.entry.inputs, partition == "clutter")
-    names, further = samples.CLASS_NAMES, dict[str, Further]()
+    train, test = sides(row.inputs, partition == "clutter")
+    names, further = samples.CLASS_NAMES, dict[str, Any]()
     if partition == "base-to-new":
         train, test, further["new"] = base_to_new(train, test)
         names = names[: len(names) // 2]
@@ -126,4 +126,4 @@ def rows(partition: str) -> list[Row]:
     return [*found, FIXED] if partition == "pairs" else found
 
 
-TASKS = {"emoji": task("emoji", rows=rows, make=make)}
+STUDIES = {"emoji": study("emoji", rows=rows, make=make)}

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import fedprompt as fp
 from fedprompt import samples
-from fedprompt.compare import tables
 from fedprompt.methods import (
     METHODS,
     ClipSetting,
@@ -25,7 +24,7 @@ from fedprompt.methods import (
 from fedprompt.methods import Setting as Run
 from studies.backbones import backbone
 from studies.controls import CONTROLS
-from studies.core import Row, Task, content
+from studies.core import Row, content
 from studies.networks import small_network
 from studies.papers import POINTS, Setting
 
@@ -206,21 +205,3 @@ def _text_flops(name: str) -> int:
 
     config = open_clip.get_model_config(name.removesuffix(":openai"))["text_cfg"]
     return 2 * 12 * config["layers"] * config["width"] ** 2
-
-
-def table_of(name: str, task: Task, rows: Mapping[str, Sequence[Row]], seeds: int) -> str:
-    """Lay out the runs and hours of the rows of each partition of a task."""
-    body = []
-    for partition, chosen in rows.items():
-        spent = [task.hours(partition, row) for row in chosen]
-        total = None if None in spent else sum(spent) * seeds
-        body.append([partition, len(chosen), seeds * len(chosen), _short(total)])
-    header = [name, "rows", "runs", "hours"]
-    of = "one seed" if seeds == 1 else f"{seeds} seeds"
-    return f"{tables.table(header, body)}\n\nHours are arithmetic for {of}, of {task.processor}."
-
-
-def _short(hours: float | None) -> str:
-    if hours is None:
-        return "not known"
-    return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"

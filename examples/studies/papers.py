@@ -9,7 +9,7 @@ setting does not have is that of its table, then that of the file, then that of 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from fedprompt.methods import METHODS
@@ -216,6 +216,7 @@ def _row(
     printed = {name: cell.partition("±") for name, cell in cells.items() if cell not in ("-", "?")}
     method, own = values.get("method"), {k: v for k, v in values.items() if k != "method"}
     plain = PRINTED[OWN[method]].arguments if method in OWN else {}
+    pieces = {k: v for k, v in plain.items() if callable(v)} if method in PRINTED else {}
     taken = inspect.signature(METHODS[method].make).parameters if method else {}
     known = {k: v for k, v in plain.items() if k in taken and not callable(v)}
     return PaperRow(
@@ -225,4 +226,5 @@ def _row(
         changes,
         {name: float(figure) for name, (figure, _, _) in printed.items()},
         {name: float(spread) for name, (_, _, spread) in printed.items() if spread},
+        instead=partial(METHODS[method].make, **pieces) if pieces else None,
     )

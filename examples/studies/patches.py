@@ -17,10 +17,10 @@ from torch import Tensor
 
 import fedprompt as fp
 import photographs
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
 from fedprompt.methods import Setting
 from fedprompt.methods.fedotp import two_contexts
-from studies.core import Images, Machine, Row, content, task, trial
+from studies.core import Images, Machine, Row, content, study, trial
 from studies.photos import DINO, RANDOM, dino, source_of
 
 CANVAS, DIGIT, PIECE = 98, 42, 14  # pixels
@@ -81,18 +81,17 @@ class Prototypes(nn.Module):
         return self.match(inputs[:, self.read], prototypes)
 
 
-def method(row: Row, trial: Trial) -> fp.Method:
-    """Make the method of a row: transport if it has a mass, otherwise the mean of the tokens."""
-    values, setting = row.values, trial.setting
+def prototypes(
+    setting: Setting, *, learning_rate: float, scale: float, local: bool = False, **values: Any
+) -> fp.Method:
+    """Make a method with transport if it has a mass, otherwise with the mean of the tokens."""
     transport = {"solver": partial(fp.transport.newton, epsilon=0.1), "mass": values.get("mass")}
     mean = {"solver": fp.transport.independent, "mass": 1.0}
     options = transport if "mass" in values else mean
-    match = partial(fp.transport_logits, scale=values["scale"], **options)
+    match = partial(fp.transport_logits, scale=scale, **options)
     read = slice(1) if values.get("pooled") else slice(1, None)
-    model = setting.seeded(
-        Prototypes, trial.tests.inputs.shape[-1], setting.num_classes, match, read
-    )
-    return two_contexts(model, values["learning_rate"], local=values.get("local", False))
+    made = Prototypes, setting.public.shape[-1], setting.num_classes, match, read
+    return two_contexts(setting.seeded(*made), learning_rate, local=local)
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
@@ -109,18 +108,17 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
 
 
 ROWS, EQUAL = (
-    [Row(title, *values) for title, values in content("patches")[name].items()]
+    [Row(title, *values, instead=prototypes) for title, values in content("patches")[name].items()]
     for name in ("rows", "equal")
 )
 """Rows that are tuned, and rows with the rate and the scale of the mean of patches."""
 
 
-TASKS = {
-    "patches": task(
+STUDIES = {
+    "patches": study(
         "patches",
         rows=lambda partition: [*ROWS, *EQUAL],
         make=make,
-        method=method,
         networks=lambda partition, row: [DINO, RANDOM],
     )
 }

@@ -21,11 +21,11 @@ from torch import Tensor
 import fedprompt as fp
 import photographs
 from build_samples.build import new_model
-from fedprompt.compare.trials import CompareError, Trial
+from fedprompt.compare import Trial
 from fedprompt.interfaces import ResumableTrunk
 from fedprompt.methods.models import PromptedModel
 from photographs import HALF, Photographs
-from studies.core import Images, Machine, Row, Task, content, divided, task, trial
+from studies.core import Images, Machine, Row, Study, content, divided, study, trial
 from studies.figures import Joined, Measured, averaged, bytes_kept, last, mechanism
 from studies.networks import (
     BorderSetting,
@@ -145,7 +145,7 @@ def images_of(task: str, shifted: bool, count: int | None = None) -> Photographs
     try:
         data = photographs.solar_cells() if task == "solar" else photographs.mnist(shifted=shifted)
     except ModuleNotFoundError as error:
-        raise CompareError(str(error)) from error
+        raise ValueError(str(error)) from error
     first = slice(count or NUM_IMAGES[task])
     data = data._replace(**{name: getattr(data, name)[first] for name in data._fields[:4]})
     small = [
@@ -163,12 +163,12 @@ def source_of(machine: Machine, name: str) -> Path | str | None:
     """Return the file of a pretrained network, `RANDOM`, or None if timm downloads it.
 
     Raises:
-        CompareError: If there are no weights.
+        ValueError: If there are no weights.
     """
     if RANDOM in machine.weights:
         return RANDOM
     if name not in machine.weights and not machine.pretrained:
-        raise CompareError(f"`--weights {name}=FILE` is missing; or add --pretrained.")
+        raise ValueError(f"`--weights {name}=FILE` is missing; or add --pretrained.")
     return machine.weights.get(name)
 
 
@@ -262,8 +262,8 @@ def started(row: Row) -> Row:
     return replace(row, values={**row.values, "learning_rate": rate})
 
 
-def task_of(name: str, *without: str) -> Task:
-    """Make the task of a data set, without some partitions."""
+def study_of(name: str, *without: str) -> Study:
+    """Make the study of a data set, without some partitions."""
 
     def rows(partition: str) -> list[Row]:
         division = DIVISIONS[partition]
@@ -281,7 +281,7 @@ def task_of(name: str, *without: str) -> Task:
         own = last(bytes_kept) if partition.startswith("deep") else mechanism(row)
         return Joined(averaged(DIVISIONS[partition].last_rounds, not row.personalized), own)
 
-    return task(
+    return study(
         name,
         partitions={key: DIVISIONS[key].title for key in DIVISIONS if key not in without},
         rows=rows,
@@ -291,4 +291,7 @@ def task_of(name: str, *without: str) -> Task:
     )
 
 
-TASKS = {"solar": task_of("solar", "fedhpl", "sgpt", "sizes"), "mnist": task_of("mnist", "sizes")}
+STUDIES = {
+    "solar": study_of("solar", "fedhpl", "sgpt", "sizes"),
+    "mnist": study_of("mnist", "sizes"),
+}

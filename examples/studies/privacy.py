@@ -8,45 +8,39 @@ import torch.nn.functional as F
 
 import fedprompt as fp
 from fedprompt import samples
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
 from fedprompt.methods import Setting, VitSetting
 from fedprompt.methods.steps import averaged
 from private import MAX_NORM, NO_BOUND, RATE, noise_for, private_step
 from studies import digits
 from studies.ablations import sides, tested
-from studies.core import Machine, Row, task, trial
+from studies.core import Machine, Row, study, trial
 from studies.figures import Measured, last
 
 EPSILONS = {"no privacy": None, "clipping alone": np.inf, "ε = 8": 8.0, "ε = 3": 3.0, "ε = 1": 1.0}
 RATES = [0.9, 100.0, 10.0, 3.0, 0.9]
 """Learning rate of each row, chosen by validation."""
-ROWS = [
-    Row(title, "fedvpt_d", {"learning_rate": rate})
-    for title, rate in zip(EPSILONS, RATES, strict=True)
-]
-
-
 noise = cache(noise_for)
 
 
-def multiplier_of(row: Row, setting: Setting) -> float:
+def multiplier_of(title: str, setting: Setting) -> float:
     """Return the noise multiplier of a row."""
-    epsilon, steps = EPSILONS[row.title], setting.rounds * setting.steps
+    epsilon, steps = EPSILONS[title], setting.rounds * setting.steps
     return 0.0 if epsilon in (None, np.inf) else noise(epsilon, steps=steps)
 
 
-def method(row: Row, trial: Trial) -> fp.Method:
+def private(title: str, setting: VitSetting, *, learning_rate: float) -> fp.Method:
     """Make FedAvg whose clients take private steps on Poisson batches.
 
     Noise is drawn from seeded generators, so that others can repeat it. Real training must not.
     """
-    model = trial.setting.new_model()
-    max_norm = NO_BOUND if EPSILONS[row.title] is None else MAX_NORM
-    noise = {"multiplier": multiplier_of(row, trial.setting), "max_norm": max_norm}
+    model = setting.new_model()
+    max_norm = NO_BOUND if EPSILONS[title] is None else MAX_NORM
+    noise = {"multiplier": multiplier_of(title, setting), "max_norm": max_norm}
 
     def train(data, answer, state):
         fp.load_values(model, answer)
-        optimizer = data.optimizer(model, row.values["learning_rate"])
+        optimizer = data.optimizer(model, learning_rate)
         draw, vary, secret = map(data.stream, ("batches", "augmentation", "noise"))
         how = {**noise, "generator": secret, "expected_batch_size": RATE * data.num_examples}
         for _ in range(data.steps):
@@ -57,7 +51,13 @@ def method(row: Row, trial: Trial) -> fp.Method:
             private_step(optimizer, model, copies, **how)
         return fp.collect(model, weight=1), {}
 
-    return averaged(model, train)._replace(setting=trial.setting)
+    return averaged(model, train)
+
+
+ROWS = [
+    Row(title, "fedvpt_d", {"learning_rate": rate}, instead=partial(private, title))
+    for title, rate in zip(EPSILONS, RATES, strict=True)
+]
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -85,11 +85,7 @@ def make(partition: str, row: Row, *, seed: int, machine: Machine, validate: boo
 
 def noise_of(partition: str, row: Row) -> Measured:
     """Return the function that records the noise of a row."""
-    return last(lambda trial, method, now: {"noise": multiplier_of(row, trial.setting)})
+    return last(lambda trial, method, now: {"noise": multiplier_of(row.title, trial.setting)})
 
 
-TASKS = {
-    "privacy": task(
-        "privacy", rows=lambda partition: ROWS, make=make, method=method, figures=noise_of
-    )
-}
+STUDIES = {"privacy": study("privacy", rows=lambda partition: ROWS, make=make, figures=noise_of)}

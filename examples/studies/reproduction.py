@@ -1,7 +1,8 @@
-"""Tasks of the papers' settings: the division of a data set, and models as the papers have them."""
+"""Studies of the papers: the division of a data set, and models as the papers have them."""
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,14 +14,14 @@ from torch import Tensor
 
 import fedprompt as fp
 from fedprompt.backbones.pretrained import tokens_of
-from fedprompt.compare.images import prepared_trunk
-from fedprompt.compare.trials import Chosen, CompareError, Trial
+from fedprompt.compare import Trial
+from fedprompt.interfaces import TrainableTrunk
 from fedprompt.methods import ClipSetting, NetworkSetting, VitSetting
 from fedprompt.methods import Setting as Run
-from fedprompt.methods.papers import PRINTED
+from fedprompt.methods.models import tuned_trunk
 from studies import estimate, figures, papers, sets
 from studies.backbones import Make, backbone, pretrained
-from studies.core import COLUMNS, Images, Machine, Row, Task, content, trial
+from studies.core import COLUMNS, Images, Machine, Row, Study, content, trial
 from studies.division import divide, fewer, only_used, split_shards
 from studies.figures import Joined, Measured, last
 from studies.pipeline import Preparation, flipped
@@ -35,9 +36,25 @@ NUM_PUBLIC = 500
 """Training images that methods with public data have without labels; clients keep theirs."""
 
 
-def as_floats(values: Tensor) -> Chosen:
-    """Return all of a tensor of another dtype, whose batches have single precision."""
-    return Chosen(values, torch.arange(len(values), device="cpu"))
+@dataclass
+class Floats:
+    """Values of another dtype, whose batches have single precision."""
+
+    values: Any
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, positions: Tensor) -> Tensor:
+        return self.values[positions].float()
+
+
+class Few(Trial):
+    """Trial that was made of few images and rounds."""
+
+    def shrunk(self, share: float) -> "Few":
+        """Return the trial."""
+        return self
 
 
 @dataclass(kw_only=True)
@@ -70,12 +87,12 @@ def loaded(setting: papers.Setting, machine: Machine) -> ImageSet:
     """Read the data set of a setting.
 
     Raises:
-        CompareError: If a file is missing.
+        ValueError: If a file is missing.
     """
     try:
         return sets.load(setting.data, machine.root)
     except FileNotFoundError as error:
-        raise CompareError(f"`--root` must have the data set {setting.data}: {error}") from error
+        raise ValueError(f"`--root` must have the data set {setting.data}: {error}") from error
 
 
 def divided(
@@ -90,7 +107,7 @@ def divided(
     train, test = data.train, data.test
     fields = common(setting, len(data.class_names), seed) | {"device": machine.device}
     if setting.family == "CLIP":
-        run, sides = _clip(setting, data, fields, row.entry.inputs, of)
+        run, sides = _clip(setting, data, fields, row.inputs, of)
     else:
         build = _networks if setting.family == "networks" else _vits
         run, sides = build(setting, fields, of), (train.pixels, test.pixels)
@@ -101,12 +118,12 @@ def divided(
         sides = [side.float() / 127.5 - 1 for side in sides]
         size = {"size": (setting.image_size,) * 2, "mode": "bilinear", "antialias": True}
         run = replace(run, prepare=partial(F.interpolate, **size))
-    pixels = as_floats(sides[0]) if row.method in FLOATS else sides[0]
+    pixels = Floats(sides[0]) if row.method in FLOATS else sides[0]
     train, test = train._replace(pixels=pixels), test._replace(pixels=sides[1])
     if setting.own_tests:
         own = divided_tests(run.num_classes, train, test, shards, rng)
     how = {"domain_names": data.domain_names, "own": own}
-    made = trial(lambda **fields: run, train, test, shards, seed=seed, **how)
+    made = Few(*trial(lambda **fields: run, train, test, shards, seed=seed, **how))
     if setting.partition.kind != "domains":
         return made
     firsts = [data.domain_names[train.domains[part[0]]] for part in shards]
@@ -158,6 +175,14 @@ def common(setting: papers.Setting, num_classes: int, seed: int) -> dict[str, An
     }
 
 
+def prepared_trunk(trunk: TrainableTrunk, prepare: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of a trunk that takes stored images; both have the same model."""
+    ours: Any = copy.copy(trunk)
+    ours.prepare, ours.embed = prepare, lambda images: trunk.embed(prepare(images))
+    ours.tuned = lambda tune: prepared_trunk(tuned_trunk(trunk, tune), prepare)
+    return ours
+
+
 def _vits(setting: papers.Setting, fields: dict[str, Any], of: Make) -> Run:
     """Make vision transformers with prompts, or convolutional networks with a border of pixels."""
     made = [of(name, setting.image_size) for name in setting.backbones]
@@ -201,9 +226,7 @@ def _clip(
         return (images if kind == "images" else tokens_of(clip, images)).cpu()
 
     how = {"batch_size": 64, "dtype": torch.float16}
-    sides = [
-        as_floats(fp.precompute(encode, each.pixels, **how)) for each in (data.train, data.test)
-    ]
+    sides = [Floats(fp.precompute(encode, each.pixels, **how)) for each in (data.train, data.test)]
     with torch.device(fields["device"]):
         tower = fp.TextTower(clip, tokenizer)
         names = {"class_names": data.class_names, "length": setting.length, "prepare": prepare}
@@ -229,8 +252,8 @@ def figures_of(setting: papers.Setting, row: Row) -> Measured:
     return Joined(*found)
 
 
-def task(paper: str) -> Task:
-    """Make the task of a paper, whose partitions are its settings."""
+def study_of(paper: str) -> Study:
+    """Make the study of a paper, whose partitions are its settings."""
     settings = papers.settings(paper)
     title = next(iter(settings.values())).source.partition(" (")[0]
     rows = [row for setting in settings.values() for row in setting.rows]
@@ -238,31 +261,23 @@ def task(paper: str) -> Task:
     own = {"own": "own tests"} if any(each.own_tests for each in settings.values()) else {}
     curves = {each.curve for each in settings.values()} - {"", "loss"}
     own |= {f"{name}, best round": f"{(COLUMNS | own)[name]}, best round" for name in curves}
-    functions = {k: v for k, v in PRINTED[paper].arguments.items() if callable(v)}
-
-    def method(row: Row, trial: Trial) -> fp.Method:
-        taken = functions if row.method == paper else {}
-        with torch.device(trial.setting.device):
-            return row.entry.make(trial.setting, **taken, **row.values)
 
     def networks(partition: str, row: Row) -> Sequence[str]:
         return [*filter(pretrained, settings[partition].of(row).backbones)]
 
-    return Task(
+    return Study(
         title=title,
         partitions={name: setting.source for name, setting in settings.items()},
         family=lambda partition: papers.FAMILIES.get(kind := settings[partition].family, kind),
         rows=lambda partition: settings[partition].rows,
         make=partial(make, paper),
-        method=method,
         networks=networks,
         columns=COLUMNS | own | {name: name for name in names if name not in COLUMNS},
         figures=lambda partition, row: figures_of(settings[partition], row),
-        shrunk=lambda trial, share: trial,  # of fewer images from the beginning
         hours=lambda partition, row: estimate.paper_hours(settings[partition], row),
         processor=estimate.GPU,
         choices=lambda partition: settings[partition].choices,
     )
 
 
-TASKS = {paper: task(paper) for paper in papers.PAPERS}
+STUDIES = {paper: study_of(paper) for paper in papers.PAPERS}

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 import fedprompt as fp
-from fedprompt.compare.trials import Trial
+from fedprompt.compare import Trial
+from fedprompt.methods import METHODS
 from fedprompt.methods.sizes import low_rank_pairs
 from studies import digits, photos
-from studies.core import HEAD_RATE, Machine, Row, task, trial
+from studies.core import HEAD_RATE, Machine, Row, study, trial
 from studies.figures import Measured, last
 from studies.tuning import HEAD
 
@@ -25,7 +26,9 @@ def rows(partition: str) -> list[Row]:
     def row(title: str, method: str, sizes: Any = None, **values: Any) -> Row:
         rate = 0.01 if method == "fedvpt_d" else 0.003
         known = {} if sizes is None else {"sizes": sizes}
-        return Row(title, method, {"learning_rate": rate, HEAD_RATE: HEAD, **values, **known})
+        instead = partial(dropped, method) if title.endswith(DROPPED) else None
+        values = {"learning_rate": rate, HEAD_RATE: HEAD, **values, **known}
+        return Row(title, method, values, instead=instead)
 
     def thirds(of: tuple[int, int, int]) -> dict[str, int]:
         return {str(client): of[client % 3] for client in range(CLIENTS[partition])}
@@ -48,18 +51,15 @@ def _all(partition: str, depth: int) -> dict[str, int]:
     return {str(client): depth for client in range(CLIENTS[partition])}
 
 
-def method(row: Row, trial: Trial) -> fp.Method:
-    """Make the method of a row. Small clients that are dropped send nothing."""
-    values = {name: value for name, value in row.values.items() if name != HEAD_RATE}
-    dropped = row.title.endswith(DROPPED)
-    if dropped:  # they predict with the model of all sizes
-        values["sizes"] = {c: size for c, size in values["sizes"].items() if int(c) % 3}
-    made = row.entry.make(trial.setting, **values)
+def dropped(name: str, setting: Any, **values: Any) -> fp.Method:
+    """Make a method whose small clients send nothing; they predict with the model of all sizes."""
+    sizes = {client: size for client, size in values["sizes"].items() if int(client) % 3}
+    made = METHODS[name].make(setting, **{**values, "sizes": sizes})
 
     def client(data: Any, answer: Any, state: Any) -> Any:
         return made.client(data, answer, state) if data.id % 3 else (None, state)
 
-    return made._replace(client=client) if dropped else made
+    return made._replace(client=client)
 
 
 def make(partition: str, row: Row, *, seed: int, machine: Machine) -> Trial:
@@ -97,12 +97,11 @@ def figures(partition: str, row: Row) -> Measured | None:
     return None if row.method == "fedvpt_d" else last(beyond)
 
 
-TASKS = {
-    "sizes": task(
+STUDIES = {
+    "sizes": study(
         "sizes",
         rows=rows,
         make=make,
-        method=method,
         figures=figures,
         networks=lambda partition, row: [photos.RANDOM, photos.DINO] * (partition == "solar"),
     )

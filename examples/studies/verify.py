@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fedprompt as fp
-from fedprompt.compare import ranks
-from fedprompt.compare.trials import CompareError, Trial
+from fedprompt.compare import Trial
 from fedprompt.methods.steps import take_step
 from studies import papers, reproduction
 from studies.backbones import Make, backbone, looks
@@ -72,7 +71,7 @@ class Case:
         """Trial of the row."""
         parts = self.setting, self.data, self.row, 0, self.machine, self.backbone
         with torch.device("cpu"):  # where positions of images are
-            return reproduction.divided(*parts).on(ranks.device(self.machine.device))
+            return reproduction.divided(*parts).on(self.machine.device)
 
     @property
     def run(self) -> Any:
@@ -274,18 +273,18 @@ def climb(case: Case) -> None:
     """Print what each rung expects and finds.
 
     Raises:
-        CompareError: At the first rung that fails, with the cause.
+        ValueError: At the first rung that fails, with the cause.
     """
     for number, rung in enumerate(RUNGS, 1):
         title = rung.__name__.replace("_", " ")
         if rung in CLIP_ONLY and case.setting.family != "CLIP":
             print(f"{number:2}. {title}: only for CLIP")
             continue
-        with torch.device(ranks.device(case.machine.device)):
+        with torch.device(case.machine.device):
             expected, found, cause = rung(case)
         print(f"{number:2}. {title}: expected {expected}; found {found}")
         if cause:
-            raise CompareError(f"rung {number} of {len(RUNGS)}, {title}: {cause}.")
+            raise ValueError(f"rung {number} of {len(RUNGS)}, {title}: {cause}.")
 
 
 def _short(values: Any) -> str:

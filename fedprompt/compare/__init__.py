@@ -22,8 +22,11 @@ a file (``records``). Tables and pictures are made from records and bits alone (
 from fedprompt.compare.classifier import Classifier as Classifier
 from fedprompt.compare.classifier import load as load
 from fedprompt.compare.folder import folder as folder
+from fedprompt.compare.problems import Problem as Problem
 from fedprompt.compare.problems import problem as problem
 from fedprompt.compare.report import Results as Results
 from fedprompt.compare.report import run as run
+from fedprompt.compare.rows import Row as Row
+from fedprompt.compare.trials import Trial as Trial
 
-__all__ = ["Classifier", "Results", "folder", "load", "problem", "run"]
+__all__ = ["Classifier", "Problem", "Results", "Row", "Trial", "folder", "load", "problem", "run"]

@@ -133,7 +133,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check_folder(args.out)
         check_device(args.device)
         problem = problem_of(args, say)
-        ranks.begin()
         compare(problem, args, shlex.join([*NAME.split(), *given]))
     except (CompareError, ValueError, OSError, ModuleNotFoundError) as error:
         print(f"{NAME}: {flagged(error, vars(args))}", file=sys.stderr)
@@ -163,8 +162,8 @@ def problem_of(args: argparse.Namespace, say: Callable[[str], object]) -> Proble
 
 def compare(problem: Problem, args: argparse.Namespace, line: str) -> None:
     """Run the methods, and print the results."""
-    one = ranks.started() or torch.device(args.device).type != "cpu"
-    workers = 1 if one else args.workers or cores()
+    gpu = torch.device(args.device).type != "cpu"
+    workers = 1 if gpu else args.workers or cores()
     how: dict[str, Any] = {"seeds": args.seeds, "tune": args.tune, "workers": workers}
     methods = split(args.methods)
     if args.estimate:

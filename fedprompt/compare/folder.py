@@ -350,10 +350,10 @@ def _problem(
     }
     columns, compared = columns_of(protocol, len(stores) > 1)
     options = {"template": template, **vars(protocol), "clients": clients, **given}
-    return Problem(
+    return problems.of_data(
+        of,
         title=title,
         partitions={name: f"{part.words}{clients}" for name, part in parts.items()},
-        data=lambda partition, seed: of[partition],
         columns=columns,
         compared=compared,
         made=partial(made_of, stores, options),

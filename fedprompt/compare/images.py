@@ -1,6 +1,5 @@
 """Levels of image files as a network wants them, decoded once into a file that is mapped."""
 
-import copy
 import hashlib
 import io
 import secrets
@@ -25,8 +24,6 @@ from fedprompt.compare.trials import CompareError, cores
 from fedprompt.data import Folder
 from fedprompt.data.opening import MAX_PIXELS, opened
 from fedprompt.data.wording import named
-from fedprompt.interfaces import TrainableTrunk
-from fedprompt.methods.models import tuned_trunk
 
 T = TypeVar("T")
 AHEAD = 4
@@ -213,17 +210,3 @@ def _head(count: int, shape: tuple[int, ...], kind: np.dtype[Any]) -> bytes:
     np.lib.format.write_array_header_1_0(file, head)
     assert file.tell() == HEAD
     return file.getvalue()
-
-
-def prepared_trunk(trunk: TrainableTrunk, prepare: Callable[[Tensor], Tensor]) -> TrainableTrunk:
-    """Return a copy of a trunk that takes stored images; both have the same model.
-
-    Args:
-        trunk: Trunk of :func:`fedprompt.vit_trunk`.
-        prepare: Function from stored images to inputs of the trunk.
-    """
-    ours: Any = copy.copy(trunk)
-    ours.prepare, ours.embed = prepare, lambda images: trunk.embed(prepare(images))
-    ours.tuned = lambda tune: prepared_trunk(tuned_trunk(trunk, tune), prepare)
-    made: TrainableTrunk = ours
-    return made

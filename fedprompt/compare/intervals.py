@@ -70,6 +70,16 @@ class Figure:
             parts = self.parts - other.parts
         return Figure(self.values - other.values, parts)
 
+    def interval(self) -> "Interval":
+        """Return the mean with its 95 % interval, see :func:`interval`."""
+        return interval(self)
+
+    def percent(self, *, signed: bool = False) -> str:
+        """Write the mean in percent, with its 95 % interval if there are three values or more."""
+        mean, half, _ = self.interval()
+        text = f"{100 * float(mean):{'+' if signed else ''}z.1f}"
+        return text if len(self.values) < 3 else f"{text} ± {100 * float(half):.1f}"
+
 
 class Interval(NamedTuple):
     """A mean over seeds.

@@ -14,7 +14,6 @@ from torch import Tensor
 import fedprompt as fp
 from fedprompt.compare import ranks
 from fedprompt.compare.intervals import contributions
-from fedprompt.compare.problems import Measured
 from fedprompt.compare.records import Record
 from fedprompt.compare.trials import CompareError, Trial
 from fedprompt.interfaces import Method, Round
@@ -45,7 +44,6 @@ def run(
     trial: Trial,
     *,
     shared: bool,
-    figures: Measured | None = None,
     progress: Callable[[float], object] = lambda share: None,
     checkpoint: Path | None = None,
 ) -> Finished:
@@ -53,16 +51,13 @@ def run(
 
     Args:
         method: Method.
-        trial: Trial.
+        trial: Trial, whose further figures are averaged over the rounds that have them.
         shared: Whether all clients predict with one model.
-        figures: Function (trial, method, round) -> further figures, which is called after each
-            round. They are averaged over the rounds that have them. One that needs earlier rounds
-            has `state_dict` and `load_state_dict`, so that a killed run goes on.
         progress: Function that is called with each further share of the run.
         checkpoint: Folder of the state of a run that is not finished, or None.
     """
     group = dist.group.WORLD if dist.is_initialized() else None
-    where = figures, progress, checkpoint
+    where = progress, checkpoint
     with torch.device(trial.setting.device):
         now, sent, passes, listed = _rounds(method, trial, group, *where)
     common: dict[str, Any] = {"clients": trial.tested, "newcomers": (), "shared": shared}
@@ -95,12 +90,11 @@ def _rounds(
     method: Method,
     trial: Trial,
     group: Any,
-    figures: Measured | None,
     progress: Callable[[float], object],
     checkpoint: Path | None,
 ) -> tuple[Round, Counter[str], Counter[str], list[Mapping[str, float]]]:
     """Run the rounds; return the last one, the bytes sent, the passes, and further figures."""
-    ledger, passes = fp.Ledger(), Counter[str]()
+    ledger, passes, figures = fp.Ledger(), Counter[str](), trial.figures
     counted = fp.rounds.counted(_with_passes(method, passes), ledger)
     start, sent, listed = None, Counter[str](), list[Mapping[str, float]]()
     if checkpoint is not None and (known := fp.load_checkpoint(checkpoint, default=None)):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt.compare import stamps
+from fedprompt.compare.rows import Row
 from fedprompt.compare.trials import Chosen, Further, Machine, Trial
 from fedprompt.data.divisions import Division, held_out
 from fedprompt.interfaces import Method, Round
@@ -123,6 +125,7 @@ class Data:
         mixes: `cells` and `mixes` of clients without tests of their own.
         newcomers: Number of clients, the last ones, that never train.
         further: Further test inputs by the name of their figure.
+        figures: Function of further figures, of which each trial has a copy, or None.
     """
 
     settings: Mapping[str, Setting]
@@ -134,6 +137,7 @@ class Data:
     mixes: Mapping[str, Any] = field(default_factory=lambda: {"mixes": "classes"})
     newcomers: int = 0
     further: Mapping[str, Callable[[str, str, str], Further | None]] = field(default_factory=dict)
+    figures: Measured | None = None
 
     def trial(
         self, family: str, kind: str, *, seed: int, machine: Machine, validate: bool = False
@@ -164,7 +168,7 @@ class Data:
             parts = enumerate(torch.searchsorted(places, part) for part in own)
             kept = {"own": {client: part for client, part in parts if len(part)}}
         more = {} if validate else {name: make(*where) for name, make in self.further.items()}
-        trial = Trial(
+        return Trial(
             self._completed(self.settings[family], shards, inputs, seed, validate),
             Federation(Chosen(inputs, torch.arange(len(labels))), labels, dict(enumerate(shards))),
             HeldOut(Chosen(tests, places), test_labels[places], **kept),
@@ -172,8 +176,8 @@ class Data:
             range(len(shards) - self.newcomers, len(shards)),
             names=division.names,
             further={name: each for name, each in more.items() if each is not None},
+            figures=None if validate else deepcopy(self.figures),
         )
-        return trial.shrunk(machine.shrink)
 
     def _completed(
         self, given: Setting, shards: Sequence[Tensor], inputs: Inputs, seed: int, validate: bool
@@ -196,31 +200,64 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """Data, models and a budget, in one or several partitions.
+    """Trials of rows and seeds, in one or several partitions.
+
+    :func:`folder` and :func:`problem` make one. You can also make one by hand, for example if the
+    test inputs, or the setting of a row, depend on the seed.
 
     Attributes:
         title: Title of tables.
         partitions: Words for each partition.
-        data: Function (partition, seed) -> data.
+        trial: Function (partition, row, seed=, machine=) -> :class:`Trial`. With tuning, it also
+            takes `validate`, which is true for trials without test inputs.
         columns: Words for each column of a table, by its name in records.
-        compared: Columns of the differences to training alone.
-        made: What the problem is made from, by name: parts of the stamp of a run.
-        figures: Function of further figures, or None.
+        families: Families of models, of which a row has the first that its method fits.
+        compared: Columns of the differences to the references.
+        references: Titles of rows with which a table compares, by words for them. If None, clients
+            that train alone are the reference, and their rows are run, too.
+        made: Function that returns what the problem is made from, by name, for the stamp of a run.
+            If None, it is the source of `trial`.
+        divisions: Function from seeds to the digest of the division of each seed, by partition, or
+            None.
         again: Function without arguments that makes the problem in another process. If None, it is
             pickled.
         network: Frozen network with the preparation of its images, or None.
         class_names: Names of the classes of each partition.
         pictures: Function (partition, places of tests) -> prepared images, or None.
         cache: Bytes on the disk beside the records.
+
+    Example:
+        Each seed has other test inputs.
+
+        >>> from fedprompt import compare, samples, vit_trunk
+        >>> from fedprompt.methods import Federation, HeldOut, VitSetting
+        >>> images, labels, test_images, test_labels = samples.digits()
+        >>> trunk, shards = vit_trunk(samples.vit("S")), dict(enumerate(torch.arange(60).split(20)))
+        >>> given = {"num_classes": 10, "rounds": 1, "steps": 1, "clients": range(3)}
+        >>> def trial(partition, row, *, seed, machine):
+        ...     setting = VitSetting(trunk=trunk, seed=seed, public=images[:0], **given)
+        ...     places = torch.arange(60) + 60 * seed
+        ...     tests = HeldOut(test_images[places], test_labels[places], mixes="classes")
+        ...     federation = Federation(images, labels, shards)
+        ...     return compare.Trial(setting, federation, tests, places, names=["0", "1", "2"])
+        >>> problem = compare.Problem(
+        ...     title="Digits", partitions={"": ""}, trial=trial, columns={"full": "all tests"},
+        ...     compared=["full"], references={},
+        ... )
+        >>> results = compare.run(problem, ["head_tuning"], seeds=1)
+        >>> sorted({record["row"] for record in results.found})
+        ['Head tuning', 'Most frequent class']
     """
 
     title: str
     partitions: Mapping[str, str]
-    data: Callable[[str, int], Data]
+    trial: Callable[..., Trial]
     columns: Mapping[str, str]
+    families: Sequence[str] = ("one model",)
     compared: Sequence[str] = ("own", "full")
-    made: Callable[[], Mapping[str, Any]]
-    figures: Measured | None = None
+    references: Mapping[str, Sequence[str]] | None = None
+    made: Callable[[], Mapping[str, Any]] | None = None
+    divisions: Callable[[Sequence[int]], Mapping[str, Any]] | None = None
     again: Callable[[], Problem] | None = None
     network: Any = None
     class_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -231,22 +268,36 @@ class Problem:
         """Send how the problem is made, because its functions may not be sent."""
         return super().__reduce__() if self.again is None else (self.again, ())
 
-    @cached_property
-    def families(self) -> tuple[str, ...]:
-        """Families of models, that of the reference first."""
-        return tuple(self.data(next(iter(self.partitions)), 0).settings)
 
-    def divisions(self, seeds: Sequence[int]) -> dict[str, dict[str, str]]:
-        """Return a digest of the division of each seed, by partition."""
-        found = dict[str, dict[str, str]]()
-        for partition in self.partitions:
-            found[partition] = {}
-            for seed in seeds:
-                of, draw = self.data(partition, seed), np.random.default_rng(seed)
-                train, own, names = of.divide(draw)
-                parts = [list(map(np.asarray, part)) for part in (train, own or ())]
-                found[partition][str(seed)] = stamps.digest(stamps.told(parts), list(names))
-        return found
+def of_data(data: Mapping[str, Data], **fields: Any) -> Problem:
+    """Make a problem from the data of each partition, which are divided anew for each seed."""
+
+    def trial(
+        partition: str,
+        row: Row,
+        *,
+        seed: int,
+        machine: Machine = Machine(),  # noqa: B008
+        validate: bool = False,
+    ) -> Trial:
+        how: dict[str, Any] = {"seed": seed, "machine": machine, "validate": validate}
+        return data[partition].trial(row.family, row.inputs, **how)
+
+    families = tuple(next(iter(data.values())).settings)
+    divisions = partial(_divisions, data)
+    return Problem(trial=trial, families=families, divisions=divisions, **fields)
+
+
+def _divisions(data: Mapping[str, Data], seeds: Sequence[int]) -> dict[str, dict[str, str]]:
+    """Return a digest of the division of each seed, by partition."""
+    found = dict[str, dict[str, str]]()
+    for partition, of in data.items():
+        found[partition] = {}
+        for seed in seeds:
+            train, own, names = of.divide(np.random.default_rng(seed))
+            parts = [list(map(np.asarray, part)) for part in (train, own or ())]
+            found[partition][str(seed)] = stamps.digest(stamps.told(parts), list(names))
+    return found
 
 
 def family_of(setting: Setting) -> str:
@@ -322,16 +373,16 @@ def problem(
         divide=divide,
         mixes={"mixes": "classes" if tests.mixes is None else tests.mixes, "cells": tests.cells},
         newcomers=newcomers,
+        figures=figures,
     )
     given: dict[str, Any] = {"setting": setting, "newcomers": newcomers, "title": title}
     columns = COLUMNS if tests.own is not None else COLUMNS | MIXES
-    return Problem(
+    return of_data(
+        {"": data},
         title=title,
         partitions={"": ""},
-        data=lambda partition, seed: data,
         columns={**columns, **(NEWCOMERS if newcomers else {})},
         made=partial(_made_of, data, tests, figures),
-        figures=figures,
         again=partial(problem, inputs, labels, clients, tests, figures=figures, **given),
     )
 

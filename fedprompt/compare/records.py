@@ -28,6 +28,7 @@ Record = dict[str, Any]
 """Figures of a finished run, and what tells it from the others."""
 
 NAMED = ("partition", "row", "seed", "trial", "values")
+NEEDED = {*NAMED, "own"}
 NUMBERS = {"own", "full", "worst", "received", "after", "new", "h", "trained", "backward"}
 NUMBERS |= {"bytes_up", "bytes_down", "shrink"}
 KINDS: dict[str, Any] = {
@@ -36,6 +37,7 @@ KINDS: dict[str, Any] = {
     **{"seed": int, "trial": (int, NoneType), "values": dict, "clients": dict},
 }
 """Types of the fields that tables and keys are made from."""
+_encode = json.JSONEncoder(sort_keys=True, default=str).encode  # made once for all records
 ROOT = Path(__file__).parents[2]
 LINES, RUN = "records.jsonl", stamps.RUN
 DIVIDED = "division"
@@ -45,7 +47,7 @@ DIVIDED = "division"
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what tells a row and a seed from the others of a run."""
     named = tuple(record.get(name) for name in ("partition", "row", "seed", "trial", "stamp"))
-    return (*named, json.dumps(record["values"], sort_keys=True, default=str))
+    return (*named, _encode(record["values"]))
 
 
 def written(value: Any) -> Any:
@@ -199,14 +201,15 @@ def _parsed(line: str) -> Any:
 
 def _is_record(found: Any) -> bool:
     """Return whether a line has all fields, and each of them is of its type."""
-    if not isinstance(found, dict) or not found.keys() >= {*NAMED, "own"}:
+    if not isinstance(found, dict) or not found.keys() >= NEEDED:
         return False
-    if not all(isinstance(found[name], KINDS[name]) for name in KINDS.keys() & found):
-        return False
-    clients = found.get("clients", {}).values()
-    if any(type(each) is not dict for each in clients):
-        return False
-    return {type(value) for each in clients for value in each.values()} <= {int, float}
+    for name, value in found.items():
+        if name in KINDS and not isinstance(value, KINDS[name]):
+            return False
+    for figures in found.get("clients", {}).values():
+        if type(figures) is not dict or not {*map(type, figures.values())} <= {int, float}:
+            return False
+    return True
 
 
 def append(path: Path, record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -75,6 +76,21 @@ class Results:
     bits: Mapping[tuple[Any, ...], Bits] = field(default_factory=dict)
     folder: Path | None = None
     others: Sequence[str] = ()
+
+    @classmethod
+    def read(
+        cls, file: str | os.PathLike[str], *, bits: Path | None = None, **words: Any
+    ) -> Results:
+        """Read the newest record of each row and seed, whatever its stamp.
+
+        Args:
+            file: File of records, such as ``OUT/records.jsonl``.
+            bits: Folder that has the folder ``bits`` of these runs. If None, that of the file.
+            **words: Attributes of the results, such as `title` and `columns`.
+        """
+        place = path_of("file", file)
+        found = records.newest(records.read(place))
+        return cls(found, bits=runs.bits_of(bits or place.parent, found, {}), **words)
 
     def __str__(self) -> str:
         """Lay out the tables of all partitions."""
@@ -176,7 +192,11 @@ class Results:
         """Return the values of each row, if they were tuned."""
         if self.tune == 1 or not self.found:
             return []
-        return [f"Best of {self.tune} trials of each row:", tables.hyperparameters(self.found)]
+        return [f"Best of {self.tune} trials of each row:", self.hyperparameters()]
+
+    def hyperparameters(self) -> str:
+        """Return a table of the values of each row."""
+        return tables.hyperparameters(self.found)
 
     def failures(self) -> list[str]:
         """Return a line for each row of which a run failed, or which has other versions."""
@@ -250,9 +270,9 @@ def _named(record: Record) -> dict[str, Any]:
 
 def run(
     problem: Problem,
-    methods: Sequence[str | Callable[..., Method]],
+    methods: Sequence[str | Callable[..., Method] | Row],
     *,
-    seeds: int = 3,
+    seeds: int | Sequence[int] = 3,
     out: str | os.PathLike[str] | None = None,
     again: bool = False,
     tune: int = 1,
@@ -270,9 +290,10 @@ def run(
     Args:
         problem: Problem.
         methods: Names of the gallery, FILE:NAME of functions of your own, or these functions. With
-            ``NAME:learning_rate=0.003,rank=8`` you give values.
-        seeds: Number of seeds, from 0 on. Each divides the inputs anew. With five or more, the
-            differences that hold after Holm's correction have a star.
+            ``NAME:learning_rate=0.003,rank=8`` you give values. A :class:`Row` has a title, so that
+            one method can have several rows.
+        seeds: Number of seeds, from 0 on, or the seeds. Each divides the inputs anew. With five or
+            more, the differences that hold after Holm's correction have a star.
         out: Folder of the records, tables and classifiers. A killed run continues there, and a run
             of other data, network, budget or versions is refused. If the source of a method has
             changed, its rows run again. Several programs may write to it: each runs all that has
@@ -303,11 +324,14 @@ def run(
     """
     place = None if out is None else path_of("out", out, of="folder")
     check.flag("again", again)
-    counts = {"seeds": seeds, "tune": tune, "workers": workers}
-    runner, listed = _begun(problem, methods, counts, place, again, Machine(device, shrink))
+    every = seeds_of(seeds)
+    counts = {"seeds": len(every), "tune": tune, "workers": workers}
+    where = counts, every, place, again, Machine(device, shrink)
+    runner, listed = _begun(problem, methods, *where)
     for partition in problem.partitions:
-        runner.partition(partition, listed, range(seeds), tune)
+        runner.partition(partition, listed, every, tune)
     same: dict[str, Any] = {"columns": problem.columns, "compared": problem.compared}
+    same |= {} if problem.references is None else {"references": problem.references}
     same |= {"failed": runner.failed, "tune": tune, "folder": runner.folder}
     bits = runs.bits_of(runner.folder, runner.found, runner.bits)
     same |= {"bits": bits, "others": runner.known.others(runner.found)}
@@ -328,7 +352,7 @@ def estimate(
 ) -> str:
     """Return the estimates of time, memory and disk of :func:`run`, which runs nothing."""
     counts = {"seeds": seeds, "tune": tune, "workers": workers}
-    runner, listed = _begun(problem, methods, counts, None, False, machine)
+    runner, listed = _begun(problem, methods, counts, range(seeds), None, False, machine)
     every = [*listed, *references(problem, listed)]
     found = estimated(runner, every, seeds, tune)
     return "\n".join(f"{name}: {text}" for name, text in found.items())
@@ -336,8 +360,9 @@ def estimate(
 
 def _begun(
     problem: Problem,
-    methods: Sequence[str | Callable[..., Method]],
+    methods: Sequence[str | Callable[..., Method] | Row],
     counts: Mapping[str, int],
+    seeds: Sequence[int],
     out: Path | None,
     again: bool,
     machine: Machine,
@@ -346,22 +371,41 @@ def _begun(
     check.instance("problem", problem, Problem, "be one of `compare.folder` or `compare.problem`")
     for name, count in counts.items():
         check.count(name, count)
+    ranks.begin()
+    workers = 1 if ranks.started() else counts["workers"]
     machine = Machine(check_device(machine.device), machine.shrink)
-    chosen = rows.chosen(methods, problem.families)
-    listed = [row for row in chosen if row.method != rows.usual(row.family)]
-    if counts["workers"] > 1:
+    rule = "be 1 for a problem whose `trial` has no `validate`"
+    tuned = counts["tune"] == 1 or "validate" in inspect.signature(problem.trial).parameters
+    check.require(tuned, "tune", rule, counts["tune"])
+    chosen = listed = rows.chosen(methods, problem.families)
+    if problem.references is None:
+        listed = [row for row in chosen if row.method != rows.usual(row.family)]
+    if workers > 1:
         runs.check_sent(problem, listed)
-    stamp, secret = runs.stamp_of(problem, machine, range(counts["seeds"]))
+    stamp, secret = runs.stamp_of(problem, machine, seeds)
     place = None if out is None else records.enter(check_folder(out), stamp, again=again)
     known = Records(None if place is None else place / records.LINES, runs.run_id(stamp))
-    more = place, counts["workers"], secret, known
+    more = place, workers, secret, known
     runner = Runner(problem, machine, rows.files(methods), *more)
     runner.check([*listed, *references(problem, chosen)])
     return runner, listed
 
 
+def seeds_of(seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds of a number of seeds, or the given ones."""
+    if not isinstance(seeds, Sequence):
+        check.count("seeds", seeds)
+        return list(range(seeds))
+    for seed in seeds:
+        check.count("seeds", seed, at_least=0)
+    check.require(len({*seeds}) == len(seeds), "seeds", "have each seed once", seeds)
+    return list(seeds)
+
+
 def references(problem: Problem, listed: Sequence[Row]) -> list[Row]:
-    """Return the rows of training alone, of each family of models."""
+    """Return the rows of training alone, of each family of models, unless a problem has others."""
+    if problem.references is not None:
+        return []
     first = problem.families[0]
     families = dict.fromkeys([first, *(row.family for row in listed)])
     return [rows.alone(each, tower=each != first) for each in families]

@@ -1,18 +1,17 @@
 """Rows of a table: methods of the gallery and of a user with their values, and the references."""
 
+from __future__ import annotations
+
 import ast
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
-
-import torch.nn as nn
-import torch.nn.functional as F
 
 import fedprompt as fp
 import fedprompt._refusals as check
@@ -30,7 +29,7 @@ from fedprompt.methods import (
     register,
 )
 from fedprompt.methods.registry import LEARNING_RATE
-from fedprompt.methods.steps import take_step
+from fedprompt.methods.steps import train
 
 FAMILIES = ("one model", "mixed models", "CLIP")
 KINDS = {"one model": ("one model", "mixed models")}
@@ -43,7 +42,7 @@ CONSTANT = "Most frequent class"
 
 @dataclass(frozen=True)
 class Row:
-    """A method with its hyperparameters.
+    """A method with its hyperparameters, and a title.
 
     Attributes:
         title: Name in tables.
@@ -52,7 +51,13 @@ class Row:
         values: Hyperparameters. The others have their defaults.
         make: Function of a user, or None for another method.
         given: Names of the values that the user gave, which are not tuned.
-        family: Family of models with which the method runs.
+        family: Family of models with which the method runs. If empty, it is the first one of the
+            problem that the method fits.
+
+    Example:
+        >>> row = Row("LoRA of rank 4", "fedlora", {"learning_rate": 0.003, "rank": 4})
+        >>> row.entry.title, row.personalized
+        ('FedLoRA', False)
     """
 
     title: str
@@ -60,7 +65,7 @@ class Row:
     values: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[..., Method] | None = field(default=None, kw_only=True)
     given: tuple[str, ...] = field(default=(), kw_only=True)
-    family: str = field(default="one model", kw_only=True)
+    family: str = field(default="", kw_only=True)
 
     @property
     def entry(self) -> Entry:
@@ -68,6 +73,11 @@ class Row:
         if self.make is not None:
             return entry_of(self.make)
         return ALONE if self.method == ALONE.name else METHODS[self.method]
+
+    @property
+    def inputs(self) -> str:
+        """Kind of the inputs: "images" in place of the tokens of a CLIP, or ""."""
+        return self.entry.inputs if self.method else ""
 
     @property
     def personalized(self) -> bool:
@@ -98,8 +108,10 @@ def _received(path: Path, text: bytes, title: str, name: str, *rest: Any) -> Row
     return Row(title, name, values, make=make, given=given, family=family)
 
 
-def chosen(methods: Sequence[str | Callable[..., Method]], families: Sequence[str]) -> list[Row]:
-    """Return the rows of methods: names of the gallery, FILE:NAME, or functions.
+def chosen(
+    methods: Sequence[str | Callable[..., Method] | Row], families: Sequence[str]
+) -> list[Row]:
+    """Return the rows of methods: names of the gallery, FILE:NAME, functions, or rows.
 
     ``NAME:learning_rate=0.003,rank=8`` gives values.
 
@@ -111,7 +123,11 @@ def chosen(methods: Sequence[str | Callable[..., Method]], families: Sequence[st
         CompareError: If a name is not known or occurs twice, or a method is for other models.
     """
     check.sequence("methods", methods, "names or functions")
-    listed = [_row(method, families) for method in methods if method != ""]
+    listed = [
+        _fitted(each, families) if isinstance(each, Row) else _row(each, families)
+        for each in methods
+        if each != ""
+    ]
     if not listed:
         raise CompareError("`methods` must name at least one method.")
     titles = [row.title.casefold() for row in listed]
@@ -121,7 +137,12 @@ def chosen(methods: Sequence[str | Callable[..., Method]], families: Sequence[st
     return listed
 
 
-def files(methods: Sequence[str | Callable[..., Method]]) -> list[Path]:
+def _fitted(row: Row, families: Sequence[str]) -> Row:
+    family = next((each for each in families if fits(row.entry, each)), families[0])
+    return row if row.family else replace(row, family=family)
+
+
+def files(methods: Sequence[Any]) -> list[Path]:
     """Return the files of methods that are given as FILE:NAME."""
     listed = [_split(method)[0] for method in methods if isinstance(method, str)]
     return [Path(path) for path in dict.fromkeys(listed) if path]
@@ -290,20 +311,12 @@ def _folder_of(module: ModuleType) -> Path | None:
 # References: training alone, with as many passes as a method takes, and the most frequent class.
 
 
-def train(model: nn.Module, data: ClientData, learning_rate: float, times: int) -> None:
-    """Train on the batches of a round, and on as many others for each further time."""
-    optimizer = data.optimizer(model, learning_rate)
-    for time in range(times):
-        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
-            take_step(optimizer, F.cross_entropy(model(inputs), labels))
-
-
 def longer(setting: Setting, *, learning_rate: float = 1e-2, times: int = 1) -> Method:
     """Train each client alone, with several times the batches."""
 
     def client(data: ClientData, answer: Any, state: Any) -> Any:
         model = setting.model(data.id, state)
-        train(model, data, learning_rate, times)
+        train(model, data, learning_rate, times=times)
         return {}, fp.snapshot(model, buffers=True)
 
     if isinstance(setting, ClipSetting):

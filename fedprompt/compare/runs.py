@@ -27,7 +27,7 @@ import fedprompt as fp
 from fedprompt._threads import one_thread
 from fedprompt.compare import classifier, measure, ranks, records, rows, stamps
 from fedprompt.compare.measure import Bits, Finished
-from fedprompt.compare.problems import Measured, Problem
+from fedprompt.compare.problems import Problem
 from fedprompt.compare.records import Record, Records
 from fedprompt.compare.rows import CONSTANT, Row
 from fedprompt.compare.trials import Chosen, CompareError, Machine, Trial, line_of
@@ -84,12 +84,11 @@ class Run:
 
     def made(self) -> Trial:
         """Return the trial, on the device of this rank."""
-        row, device = self.row, ranks.device(self.machine.device)
-        kind = row.entry.inputs if row.method else ""
-        data = self.problem.data(self.partition, self.seed)
-        machine, validate = replace(self.machine, device=device), self.trial is not None
-        trial = data.trial(row.family, kind, seed=self.seed, machine=machine, validate=validate)
-        return trial.on(device)
+        machine = replace(self.machine, device=ranks.device(self.machine.device))
+        validate = {} if self.trial is None else {"validate": True}
+        where = {"seed": self.seed, "machine": machine, **validate}
+        trial = self.problem.trial(self.partition, self.row, **where)
+        return trial.shrunk(machine.shrink).on(machine.device)
 
     def method(self, trial: Trial) -> Method:
         """Make the method of the row for a trial."""
@@ -106,10 +105,6 @@ class Run:
         """Delete the state of a run that is finished."""
         if self.checkpoint is not None:
             rmtree(self.checkpoint, ignore_errors=True)
-
-    def figures(self) -> Measured | None:
-        """Return the function of further figures."""
-        return self.problem.figures if self.trial is None else None
 
 
 def stem(record: Mapping[str, Any]) -> str:
@@ -159,12 +154,7 @@ def _finished(
         return None, measure.constant(trial)
     method = one.method(trial)
     done = measure.run(
-        method,
-        trial,
-        shared=not one.row.personalized,
-        figures=one.figures(),
-        progress=progress,
-        checkpoint=one.checkpoint,
+        method, trial, shared=not one.row.personalized, progress=progress, checkpoint=one.checkpoint
     )
     return method, done
 
@@ -201,7 +191,7 @@ def _save(one: Run, trial: Trial, method: Method, now: fp.Round) -> None:
             values=values,
             class_names=one.problem.class_names[one.partition],
             client=own,
-            inputs="images" if one.row.family != "CLIP" else one.row.entry.inputs or "tokens",
+            inputs="images" if one.row.family != "CLIP" else one.row.inputs or "tokens",
             tests=tests,
         )
 
@@ -378,14 +368,15 @@ def stamp_of(
     problem: Problem, machine: Machine, seeds: Sequence[int]
 ) -> tuple[dict[str, Any], str | None]:
     """Return the stamp of a run, and a secret if a part of it cannot be told from others."""
-    made = dict(problem.made())
+    made = dict(problem.made() if problem.made else {"trial": stamps.known(problem.trial)})
     untold = [name for name, value in made.items() if isinstance(value, stamps.UntoldError)]
     made |= dict.fromkeys(untold, "cannot be told")
     made |= {**stamps.versions(), "device": machine.device, "shrink": machine.shrink}
     made |= {"dtype": str(torch.get_default_dtype())}
     made |= {"precision": torch.get_float32_matmul_precision()}
     secret = os.urandom(8).hex() if untold else None
-    return made | {records.DIVIDED: problem.divisions(seeds)}, secret
+    divided = problem.divisions(seeds) if problem.divisions else {}
+    return made | {records.DIVIDED: divided}, secret
 
 
 def run_id(stamp: Mapping[str, Any]) -> str:
@@ -521,14 +512,21 @@ class Runner:
         if wrong:
             raise CompareError(f"These methods do not fit. {'; '.join(wrong)}.")
 
-    def partition(self, partition: str, listed: Sequence[Row], seeds: range, tune: int) -> None:
-        """Tune and run rows, and then training alone with as many passes as each row takes."""
+    def partition(
+        self, partition: str, listed: Sequence[Row], seeds: Sequence[int], tune: int
+    ) -> None:
+        """Tune and run rows, and then training alone with as many passes as each row takes.
+
+        If the problem has references, these are among the rows.
+        """
         first = self.problem.families[0]
         self.rows(partition, [Row(CONSTANT, "", family=first)], seeds)
+        if self.problem.references is not None:
+            self.rows(partition, self.tuned(partition, listed, tune), seeds)
+            return
         families = dict.fromkeys([first, *(row.family for row in listed)])
         every = [*listed, *(rows.alone(each, tower=each != first) for each in families)]
-        if tune > 1:
-            every = self.tuned(partition, every, tune)
+        every = self.tuned(partition, every, tune)
         self.rows(partition, every, seeds)
         for each, reference in zip(families, every[len(listed) :], strict=True):
             once = self.passes(partition, reference.title)
@@ -545,6 +543,8 @@ class Runner:
         Trials train on a part of the training images and test on the others. Of equal trials, the
         first counts.
         """
+        if count == 1:
+            return list(listed)
         tried = [
             self.of(partition, replace(row, values=values), TUNING_SEED, trial)
             for row in listed
@@ -560,7 +560,7 @@ class Runner:
         listed = [r for r in self.found if (r["partition"], r["row"]) == (partition, title)]
         return float(np.mean([record.get("backward", 0.0) for record in listed])) if listed else 0.0
 
-    def rows(self, partition: str, listed: Sequence[Row], seeds: range) -> None:
+    def rows(self, partition: str, listed: Sequence[Row], seeds: Sequence[int]) -> None:
         """Run rows with all seeds, and keep their records."""
         wanted = [self.of(partition, row, seed) for seed in seeds for row in listed]
         try:

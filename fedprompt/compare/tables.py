@@ -222,7 +222,7 @@ class View:
         stars = dict(zip(tested, intervals.starred([found[t] for t in tested]), strict=True))
         better = dict(zip(tested, self.above(column, tested), strict=True))
         return {
-            title: percent(each, signed=True)
+            title: each.percent(signed=True)
             + (" *" if stars.get(title) and (each.values.mean() < 0 or better[title]) else "")
             for title, each in found.items()
         }
@@ -240,7 +240,7 @@ class View:
                 continue
             header.append(self.columns[name])
             figures = [self.figure(title, name) for title in self.by_row]
-            body.append(["" if each is None else percent(each) for each in figures])
+            body.append(["" if each is None else each.percent() for each in figures])
             for words in self.references if name in self.compared else ():
                 header.append(f"{self.columns[name]}, to {words}")
                 stars = self.starred(name, words)
@@ -323,10 +323,10 @@ class View:
             lost = self.difference(best, title, column)
             if title == best or lost is None or _not_shown(lost):
                 break
-        words = next(iter(self.references))
-        reference = self.reference_of(title, words)
+        words = next(iter(self.references), "")
+        reference = self.reference_of(title, words) if words else None
         gain = reference and self.difference(title, reference, column)
-        return f"{title} ({percent(gain, signed=True)} points to {words})" if gain else title
+        return f"{title} ({gain.percent(signed=True)} points to {words})" if gain else title
 
     def text(self) -> str:
         """Lay out the table with its title, and the paragraphs below it."""
@@ -354,13 +354,6 @@ def _has(bits: Bits, name: str) -> bool:
 def _not_shown(lost: Figure) -> bool:
     mean, half, _ = intervals.interval(lost)
     return len(lost.values) > 1 and float(mean) <= float(half)
-
-
-def percent(figure: Figure, *, signed: bool = False) -> str:
-    """Write the mean in percent, with its 95 % interval if there are three values or more."""
-    mean, half, _ = intervals.interval(figure)
-    text = f"{100 * float(mean):{'+' if signed else ''}z.1f}"
-    return text if len(figure.values) < 3 else f"{text} ± {100 * float(half):.1f}"
 
 
 def measured(seeds: Sequence[Record], name: str) -> list[float]:

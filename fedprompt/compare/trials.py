@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt.interfaces import Method, Round
 from fedprompt.methods import Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs
 
@@ -99,6 +100,7 @@ class Trial(NamedTuple):
         newcomers: Ids of the clients that never train.
         names: Names of the clients.
         further: Further test inputs, by the name of their figure.
+        figures: Function (trial, method, round) -> further figures, or None.
     """
 
     setting: Setting
@@ -108,6 +110,7 @@ class Trial(NamedTuple):
     newcomers: Sequence[int] = ()
     names: Sequence[str] = ()
     further: Mapping[str, Further] = {}
+    figures: Callable[[Any, Method, Round], Mapping[str, float]] | None = None
 
     def has_tests(self, client: int) -> bool:
         """Return whether a client is tested."""

@@ -79,14 +79,27 @@ def fedavg_client(
         tensor(3.)
     """
 
-    def train(data: ClientData, answer: Any, state: Any) -> Any:
+    def client(data: ClientData, answer: Any, state: Any) -> Any:
         fp.load_values(model, answer)
-        optimizer = data.optimizer(model, learning_rate)
-        for inputs, labels in data.batches():
-            take_step(optimizer, F.cross_entropy(model(inputs), labels))
+        train(model, data, learning_rate)
         return fp.collect(model, weight=data.num_examples, only=shared), state
 
-    return train
+    return client
+
+
+def train(model: nn.Module, data: ClientData, learning_rate: float, *, times: int = 1) -> None:
+    """Train a model on the batches of a round, and on as many others for each further time.
+
+    Args:
+        model: Model, which is changed.
+        data: Data of a client in a round.
+        learning_rate: Learning rate.
+        times: Number of times, at least 1.
+    """
+    optimizer = data.optimizer(model, learning_rate)
+    for time in range(times):
+        for inputs, labels in data.batches(purpose=f"batches {time}" if time else "batches"):
+            take_step(optimizer, F.cross_entropy(model(inputs), labels))
 
 
 def take_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

@@ -51,27 +51,26 @@ def calls(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "folder", folder)
     monkeypatch.setattr(command, "run", run)
-    monkeypatch.setattr(ranks, "begin", lambda: found.append("ranks"))
     monkeypatch.setattr(os, "cpu_count", lambda: 77)
     return found
 
 
 def test_flags_are_the_arguments_of_the_folder_and_of_the_run(calls, capsys):
     command.main([*FLAGS.split(), "my photos", "--template", "{}!", "--methods", "promptfl, coop"])
-    folder, begun, run = calls
+    folder, run = calls
     assert folder == (Path("my photos"), {**USUAL, **GIVEN})
     how = {"seeds": 5, "out": Path("o"), "tune": 8, "device": "cpu", "shrink": 0.5, "workers": 9}
     line = "fedprompt compare " + " ".join(FLAGS.split())
     line += " 'my photos' --template '{}!' --methods 'promptfl, coop'"
     how |= {"again": True, "command": line}
-    assert (begun, run) == ("ranks", ("problem", ["promptfl", "coop"], how))
+    assert run == ("problem", ["promptfl", "coop"], how)
     assert capsys.readouterr().out.startswith("read\n\nnamespace(")
 
 
 def test_flags_that_are_left_out_have_the_values_of_the_page(calls, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fedprompt", "a/photos", "--vit=net", "--methods=fedprox"])
     command.main()
-    (place, given), _, (*_, how) = calls
+    (place, given), (*_, how) = calls
     out = how["out"]
     assert (place, out) == (Path("a/photos"), Path("photos-results"))
     assert given == USUAL | {"vit": "net", "cache": out / "cache"}
@@ -82,12 +81,10 @@ def test_flags_that_are_left_out_have_the_values_of_the_page(calls, monkeypatch)
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(0, "read\n"), (1, "")])
-def test_one_rank_prints_and_none_has_workers(rank, printed, calls, monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+def test_one_rank_prints(rank, printed, calls, monkeypatch, capsys):
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setattr(ranks, "rank", lambda: rank)
-    command.main(["photos", "--vit", "net", "--methods", "fedprox", "--workers", "4"])
-    assert calls[2][-1]["workers"] == 1
+    command.main(["photos", "--vit", "net", "--methods", "fedprox"])
     said = capsys.readouterr().out
     assert said.startswith(printed)
     assert bool(said) == (rank == 0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from filelock import FileLock
 
-from comparisons import CLASSES, digits, folder, tiny_vit
+from comparisons import CLASSES, digits, folder, tiny_vit, trial_of
 from fedprompt import TextTower, compare, samples
 from fedprompt.compare import images, rows, tokens
-from fedprompt.compare.trials import CompareError, Machine
+from fedprompt.compare.trials import CompareError
 from fedprompt.data import divisions, read_folder
 from fedprompt.methods import METHODS
 from refusals import refused
@@ -62,7 +62,7 @@ def test_base_to_new_has_h_of_both_accuracies_and_chance_for_new_classes(root):
 def test_an_unseen_domain_is_tested_with_all_its_images(root):
     problem = compare.folder(root, vit=tiny_vit(), leave_one_out=True, **LAYOUT)
     assert [*problem.partitions] == ["art", "photo"]
-    trial = problem.data("art", 0).trial("one model", "", seed=0, machine=Machine())
+    trial = trial_of(problem, "art")
     assert len(trial.further["unseen"].labels) == 24
     assert trial.names == ("photo",)
     results = compare.run(problem, ["head_tuning"], seeds=1)
@@ -97,14 +97,13 @@ def test_new_clients_never_train_and_are_tested(root):
 
 def test_few_shots_are_of_all_clients_together(root):
     problem = compare.folder(root, vit=tiny_vit(), shots=2, **LAYOUT)
-    trial = problem.data("", 0).trial("one model", "", seed=0, machine=Machine())
+    trial = trial_of(problem)
     assert sum(len(part) for part in trial.federation.shards.values()) == 2 * len(CLASSES)
 
 
 def test_a_tuning_trial_sees_no_test_image_and_half_of_the_rounds(root):
     problem = compare.folder(root, vit=tiny_vit(), **{**LAYOUT, "rounds": 3})
-    data, where = problem.data("", 0), {"seed": 0, "machine": Machine()}
-    whole, tried = (data.trial("one model", "", **where, validate=v) for v in (False, True))
+    whole, tried = (trial_of(problem, validate=each) for each in (False, True))
     assert (whole.setting.rounds, tried.setting.rounds) == (3, 2)
     for client, part in whole.federation.shards.items():
         places = tried.places[tried.tests.own[client]]
@@ -112,12 +111,11 @@ def test_a_tuning_trial_sees_no_test_image_and_half_of_the_rounds(root):
 
 
 def test_shrunk_trials_keep_their_clients():
-    trial = digits(rounds=10, steps=10).data("", 0)
-    small = trial.trial("one model", "", seed=0, machine=Machine(shrink=0.25))
+    small = trial_of(digits(rounds=10, steps=10)).shrunk(0.25)
     assert (small.setting.rounds, small.setting.steps) == (3, 3)
     assert [len(part) for part in small.federation.shards.values()] == [20, 20, 20]
     assert len(small.tests.labels) == len(small.places) == 60
-    whole = digits(rounds=1, steps=1).data("", 0).trial("one model", "", seed=0, machine=Machine())
+    whole = trial_of(digits(rounds=1, steps=1)).shrunk(1)
     assert (whole.setting.rounds, whole.setting.steps) == (1, 1)  # at least 2 only if shrunk
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedprompt.compare import Results, intervals, records, tables
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.rows import CONSTANT
-from fedprompt.compare.tables import View, percent, table
+from fedprompt.compare.tables import View, table
 
 COLUMNS = {"own": "own", "own_balanced": "own, bal", "full": "all", "balanced": "all, bal"}
 ALONE = "Training alone"
@@ -97,9 +97,9 @@ def test_bits_widen_an_interval_that_is_exact_over_seeds_alone():
     bits = {"right": right, "weights": np.ones((1, 4)), "labels": np.array([0, 0, 1, 1])}
     bits = {records.key(each): {**bits, "places": np.arange(4)} for each in found}
     alone, both = view(found), view(found, bits=bits)
-    assert percent(alone.figure("A", "own")) == "75.0 ± 0.0"
+    assert alone.figure("A", "own").percent() == "75.0 ± 0.0"
     expected = Figure.of([(right, np.ones((1, 4)))] * 3)
-    assert percent(both.figure("A", "own")) == percent(expected) != "75.0 ± 0.0"
+    assert both.figure("A", "own").percent() == expected.percent() != "75.0 ± 0.0"
     assert "Intervals are over seeds alone" in " ".join(alone.notes())
     assert not both.notes()
 
@@ -125,7 +125,7 @@ def test_h_is_that_of_the_means_over_seeds():
     ]
     shown = view(found, columns={"h": "H", "full": "base", "new": "new"}, compared=["h"])
     assert shown.figure("A", "h").values.mean() == pytest.approx(0.7)
-    assert percent(shown.figure("A", "h")) == "70.0"
+    assert shown.figure("A", "h").percent() == "70.0"
 
 
 def test_seeds_of_a_row_with_other_values_are_refused():

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import fedprompt as fp
-from comparisons import digits, folder, run_of, tiny_vit
+from comparisons import digits, folder, run_of, setting_of_digits, tiny_vit, trial_of
 from fedprompt import compare, methods
 from fedprompt.compare import measure, records, rows, runs
 from fedprompt.compare.intervals import contributions
@@ -50,7 +50,7 @@ def test_figures_are_those_of_a_loop_that_is_written_by_hand(tmp_path):
     for record in found:
         if record["row"] != "FedProx":
             continue
-        trial = problem.data("", 0).trial("one model", "", seed=record["seed"], machine=Machine())
+        trial = trial_of(problem, seed=record["seed"])
         method = methods.fedprox(trial.setting)
         *_, now = fp.run_rounds(method, trial.federation)
         expected = evaluate(method, trial.federation, now, trial.tests, newcomers=())
@@ -72,7 +72,7 @@ def test_the_most_frequent_class_is_that_of_a_client_and_of_all():
         images[:6], torch.tensor([0, 0, 0, 0, 1, 2]), own={0: [0, 1, 4], 1: [2], 2: [5]}
     )
     parts = {0: [0, 1, 3], 1: [2, 4, 5], 2: [6, 7, 8]}
-    setting = digits().data("", 0).settings["one model"]
+    setting = setting_of_digits()
     problem = compare.problem(images, labels, parts, tests, setting=setting)
     (found,) = [
         each
@@ -88,7 +88,7 @@ def test_the_most_frequent_class_is_that_of_a_client_and_of_all():
 def test_a_client_whose_classes_no_test_has_ends_the_run_before_anything_is_trained(tmp_path):
     images, labels = torch.rand(9, 1, 16, 16), torch.arange(9) % 2
     parts = {0: [0, 2, 4], 1: [1, 3, 5]}
-    setting = digits().data("", 0).settings["one model"]
+    setting = setting_of_digits()
     tests = HeldOut(images[:3], torch.zeros(3, dtype=torch.long))
     problem = compare.problem(images, labels, parts, tests, setting=setting)
     with pytest.raises(CompareError, match=r"of each client; got none of clients \[1\]"):
@@ -97,7 +97,7 @@ def test_a_client_whose_classes_no_test_has_ends_the_run_before_anything_is_trai
 
 
 def test_uses_of_images_know_incomplete_batches_that_are_left_out():
-    trial = digits().data("", 0).trial("one model", "", seed=0, machine=Machine())
+    trial = trial_of(digits())
     shards = {0: range(3), 1: range(10), 2: range(7)}
     federation = replace(trial.federation, shards=shards)
     given = {"steps": None, "epochs": 3, "rounds": 2, "batch_size": 4, "cohort_size": None}

@@ -38,11 +38,21 @@ def _trunk(dtype):
     return vit_trunk(samples.vit("S"))
 
 
+def setting_of_digits():
+    """Make the setting of a small network."""
+    given = {"num_classes": 10, "rounds": 2, "steps": 2, "batch_size": 4}
+    return VitSetting(trunk=_trunk(torch.get_default_dtype()), **given)
+
+
+def trial_of(problem, partition="", **where):
+    """Make the trial of a row without a method."""
+    row = compare.Row("", "", family=problem.families[0])
+    return problem.trial(partition, row, **{"seed": 0, **where})
+
+
 def digits(seeds_differ=False, figures=None, **changes):
     """Make a problem of three clients with 30 digits each."""
     images, labels, test_images, test_labels = samples.digits()
-    given = {"num_classes": 10, "rounds": 2, "steps": 2, "batch_size": 4}
-    setting = VitSetting(trunk=_trunk(torch.get_default_dtype()), **given)
     parts = {
         "inputs": images[:90],
         "labels": labels[:90],
@@ -56,7 +66,7 @@ def digits(seeds_differ=False, figures=None, **changes):
         order = draw.permutation(90) if seeds_differ else np.arange(90)
         return dict(enumerate(np.split(order, 3)))
 
-    given = {"setting": replace(setting, **changes), "newcomers": parts["newcomers"]}
+    given = {"setting": replace(setting_of_digits(), **changes), "newcomers": parts["newcomers"]}
     where = parts["inputs"], parts["labels"], clients, parts["tests"]
     return compare.problem(*where, figures=figures, **given)
 

@@ -8,7 +8,6 @@ import timm
 import torch
 
 import study
-from fedprompt.compare.trials import CompareError
 from studies.backbones import backbone
 
 
@@ -54,7 +53,7 @@ def test_the_base_encoder_of_moco_is_taken_and_has_twelve_heads(tmp_path):
     assert equal(made.model, base)
     assert made.model.blocks[0].attn.num_heads == 12
     assert made.mean == [0.485, 0.456, 0.406]
-    with pytest.raises(CompareError, match=r"vit_small_patch16_224\.mocov3=FILE` is missing"):
+    with pytest.raises(ValueError, match=r"vit_small_patch16_224\.mocov3=FILE` is missing"):
         backbone(name, 224)
 
 
@@ -62,7 +61,7 @@ def test_a_file_of_another_network_is_refused(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", num_classes=0)
     path = file_of(model, tmp_path / "tiny.pth")
     name = "vit_small_patch16_224.augreg_in21k"
-    with pytest.raises(CompareError, match="`--weights` must have weights of vit_small"):
+    with pytest.raises(ValueError, match="`--weights` must have weights of vit_small"):
         backbone(name, 224, weights={name: path})
 
 

@@ -52,7 +52,7 @@ def test_a_cell_runs_from_files_to_the_printed_figure(paper, tmp_path, monkeypat
     flags += ["--partitions", name, "--shrink", "0.001", "--workers", "1"]
     with unchecked():
         study.main(["--study", paper, *flags])
-    (path,) = (tmp_path / "out" / "records").glob("*.jsonl")
+    (path,) = (tmp_path / "out" / "records").glob("*/*/records.jsonl")
     *_, record = map(json.loads, path.read_text().splitlines())
     row = next(row for row in setting.rows if row.title == title)
     printed = capsys.readouterr().out

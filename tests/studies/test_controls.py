@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import fedprompt as fp
-from fedprompt.compare.rows import longer
 from fedprompt.methods import METHODS, counted_passes, fedclip, fedlora
 from same import assert_same
 from sent_messages import sent_by
-from studies import TASKS, controls
-from studies.controls import CONTROLS
+from studies import STUDIES, controls
+from studies.controls import CONTROLS, LONGER
 from studies.core import Machine
 from tiny_federations import federation_of, last, parameters
 
@@ -73,7 +72,7 @@ def test_with_its_own_batches_alone_a_longer_row_is_training_alone_of_every_mode
     """Each client once had the network of client 0."""
     made = federation_of(METHODS[name], family, cohort_size=5)
     plain, same, twice = (
-        last(make, made) for make in (METHODS[name].make, longer, partial(longer, times=2))
+        last(make, made) for make in (METHODS[name].make, LONGER, partial(LONGER, times=2))
     )
     for client in range(6):
         values = [parameters(each, client) for each in (plain, same, twice)]
@@ -114,7 +113,7 @@ def test_a_control_lacks_the_mechanism(control, controlled):
 
 @pytest.mark.parametrize("partition", ["fedl2g-iid", "fedl2g-dirichlet"])
 def test_training_without_the_quiz_follows_no_guide_in_any_round(partition):
-    task = TASKS["ablations-fedl2g"]
+    task = STUDIES["ablations-fedl2g"]
     rows = {row.title: row for row in task.rows(partition)}
     row = rows["Local training without the quiz"]
     trial = task.make(partition, row, seed=0, machine=Machine())

@@ -1,4 +1,4 @@
-"""The task of emoji: who has which images, and what nobody trains on."""
+"""The study of emoji: who has which images, and what nobody trains on."""
 
 import pytest
 import torch
@@ -50,11 +50,11 @@ def test_shots_are_images_of_a_class_of_all_clients_together(shots):
 def test_new_classes_are_tests_only():
     assert not {row.method for row in emoji.rows("base-to-new")} & {*emoji.OF_CLASSES}
     trial = made("base-to-new")
-    new = trial.further["new"]
-    assert [*trial.setting.class_names, *new.class_names] == list(samples.CLASS_NAMES)
+    inputs, labels, names, _ = trial.further["new"]
+    assert [*trial.setting.class_names, *names] == list(samples.CLASS_NAMES)
     _, test = samples.emoji()
-    assert torch.equal(new.inputs, test.images[test.labels >= 12].flatten(1))
-    assert torch.equal(new.labels, test.labels[test.labels >= 12] - 12)
+    assert torch.equal(inputs, test.images[test.labels >= 12].flatten(1))
+    assert torch.equal(labels, test.labels[test.labels >= 12] - 12)
     assert len(trial.tests.labels) == int((test.labels < 12).sum())
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import study
-from studies import TASKS, estimate
+from studies import STUDIES, estimate
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_rows_and_seeds_are_those_that_run(tmp_path, capsys):
         text = capsys.readouterr().out
         (line,) = [each for each in text.splitlines() if "sgpt-1-cifar100-s10" in each]
         found.append([cell.strip() for cell in line.strip("|").split("|")][1:])
-    rows = [row for row in TASKS["sgpt"].rows("sgpt-1-cifar100-s10") if "Tune" in row.title]
+    rows = [row for row in STUDIES["sgpt"].rows("sgpt-1-cifar100-s10") if "Tune" in row.title]
     assert [row[:2] for row in found] == [["2", "2"], ["2", "4"]]
     assert float(found[1][2]) == pytest.approx(2 * float(found[0][2]), rel=0.1)
     assert len(rows) == 1

@@ -9,14 +9,14 @@ import torch
 import fedprompt as fp
 from fedprompt.compare import measure
 from fedprompt.methods import METHODS, evaluate
-from studies import TASKS, figures
+from studies import STUDIES, figures
 from studies.core import Machine, Row
 
 
 def small(study, partition, method, rounds=3, **values):
     """Make a trial of a study with few images, and a method for it."""
     row = Row.of(method, **values)
-    made = TASKS[study].make(partition, row, seed=0, machine=Machine()).shrunk(0.01)
+    made = STUDIES[study].make(partition, row, seed=0, machine=Machine()).shrunk(0.01)
     made = made._replace(setting=replace(made.setting, rounds=rounds, steps=2, cohort_size=3))
     return made, METHODS[method].make(made.setting, **values)
 
@@ -53,7 +53,7 @@ def test_figures_of_earlier_rounds_are_those_of_a_run_that_was_not_killed(
 ):
     trial, made = small("digits", "few", "fedprox", rounds=4)
     joined = lambda: figures.Joined(None, make())  # noqa: E731
-    expected = measure.run(made, trial, shared=True, figures=joined()).figures
+    expected = measure.run(made, trial._replace(figures=joined()), shared=True).figures
     monkeypatch.setattr(measure, "PAUSE", -1.0)  # a checkpoint after each round
     done = []
 
@@ -64,8 +64,8 @@ def test_figures_of_earlier_rounds_are_those_of_a_run_that_was_not_killed(
 
     how = {"shared": True, "checkpoint": tmp_path / "state"}
     with pytest.raises(KeyboardInterrupt):
-        measure.run(made, trial, figures=joined(), progress=killed, **how)
-    again = measure.run(made, trial, figures=joined(), **how).figures
+        measure.run(made, trial._replace(figures=joined()), progress=killed, **how)
+    again = measure.run(made, trial._replace(figures=joined()), **how).figures
     names = [name for name in expected if name == "rise" or "point" in name or "best" in name]
     assert names
     assert {name: again[name] for name in names} == {name: expected[name] for name in names}

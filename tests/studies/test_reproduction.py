@@ -13,7 +13,7 @@ from fabricated import fabricate, unchecked
 from fedprompt import methods
 from fedprompt.compare import measure
 from other_device import other_device
-from studies import TASKS, papers, reproduction, sets
+from studies import papers, reproduction, sets
 from studies.core import Machine
 from studies.division import divide, fewer
 from studies.figures import purity
@@ -54,11 +54,10 @@ def small(setting, root, rows=None):
 def run(setting, data, row, device="cpu"):
     own = replace(setting.of(row), image_size=setting.image_size)
     trial = reproduction.divided(own, data, row, 0, Machine(device), tiny).on(device)
-    paper = setting.name.partition("-")[0]
-    method = TASKS[paper].method(row, trial)
-    shared = "personalized" not in row.entry.traits
-    figures = reproduction.figures_of(own, row)
-    return measure.run(method, trial, shared=shared, figures=figures).figures
+    with torch.device(device):
+        method = row.entry.make(trial.setting, **row.values)
+    trial = trial._replace(figures=reproduction.figures_of(own, row))
+    return measure.run(method, trial, shared=not row.personalized).figures
 
 
 @pytest.mark.slow
@@ -193,7 +192,7 @@ def test_the_row_of_a_paper_is_its_call(paper, tmp_path):
     given = {name: getattr(made, name) for name in DATA if name in vars(made)}
     if paper == "fedotp":
         del given["num_classes"], given["prepare"]
-    two = call(getattr(made, MODELS[paper]), **given), TASKS[paper].method(row, trial)
+    two = call(getattr(made, MODELS[paper]), **given), row.entry.make(trial.setting, **row.values)
     fields, optimizers = [], []
     for each in two:
         values = {name: vars(each.setting).get(name) for name in VALUES}
