@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 import fedprompt._refusals as check
+from fedprompt._signatures import short_types
 from fedprompt.interfaces import Method, Round
 from fedprompt.methods import Federation, HeldOut, Setting
 from fedprompt.methods.setting import Inputs
@@ -89,6 +90,7 @@ class Further(NamedTuple):
     trained: bool = True
 
 
+@short_types
 class Trial(NamedTuple):
     """A setting, the data of its clients, and test inputs.
 

@@ -310,13 +310,17 @@ def owned(*positions):
     return held(own=dict(enumerate(map(torch.tensor, positions))))
 
 
+def idle(data, answer, state):
+    return None, state
+
+
 def trains_to_predict(given):
     def predict(data, answer, state):
         return [*data.batches()]
 
     name = "trained for predictions"
     with patch.dict(METHODS):
-        make = register(name, families=("CLIP",))(lambda of: fp.Method(id, SERVER, predict))
+        make = register(name, families=("CLIP",))(lambda of: fp.Method(idle, SERVER, predict))
     return make(given)
 
 
@@ -335,7 +339,7 @@ call(None) -> TypeError: `method` must be a Method
 call(own=SHARDS) -> TypeError: `federation` must be a Federation
 call(now={}) -> TypeError: `now` must be a Round
 call(held_out=3) -> TypeError: `held_out` must be a HeldOut; got 3
-call(fp.Method(id, SERVER, id)) -> TypeError: `method.setting` must have a setting
+call(fp.Method(idle, SERVER, idle)) -> TypeError: `method.setting` must have a setting
 call(held_out=HeldOut(TESTS, LABELS + 1)) -> ValueError: `held_out.labels` must lie in [0, 3)
 call(held_out=HeldOut(TESTS[:2], LABELS[:2], mixes="classes")) -> ValueError: none of client 1
 call(held_out=mixed(MIX)) -> ValueError: all clients that are tested; got none of [1, 2]
