@@ -118,13 +118,18 @@ def function(
 ) -> None:
     """Require something that can be called, with the arguments `of` if they are given."""
     typed(callable(function), argument, rule, function)
+    if of:
+        _takes(argument, function, rule, of)
+
+
+def _takes(argument: str, function: Any, rule: str, of: Sequence[str]) -> None:
+    """Require a signature with room for some arguments."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # some functions of C have none
         return
     try:
-        if of:
-            signature.bind(*of)
+        signature.bind(*of)
     except TypeError:
         if "(" not in rule:
             rule = rule.replace("function", f"function ({', '.join(of)})", 1)
