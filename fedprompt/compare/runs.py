@@ -118,7 +118,7 @@ def stem(record: Mapping[str, Any]) -> str:
 def file_name(name: str) -> str:
     """Return an ASCII name of a client or a domain for a file; if it is changed, it has a hash."""
     clean = re.sub(r"[^a-zA-Z0-9_ .-]", "_", name)[:LONGEST]
-    return clean if clean == name else f"{clean}-{stamps.digest(name)[:4]}"
+    return clean if clean == name else f"{clean}-{stamps.digest(name)[:8]}"
 
 
 @one_thread()

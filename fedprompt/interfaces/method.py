@@ -11,7 +11,9 @@ from functools import partial, wraps
 from types import BuiltinFunctionType, CellType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple, NoReturn, ParamSpec, Protocol, runtime_checkable
 
+import numpy as np
 import torch.nn as nn
+from torch import Tensor
 
 import fedprompt._refusals as check
 from fedprompt._own_copies import copied, own_module
@@ -432,6 +434,10 @@ def wrappers_of(method: Method) -> list[str]:
 
 def _plain(value: Any) -> str:
     """Describe a value of a wrapper: ids in their order, and objects without addresses."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return _plain([f"{key}: {_plain(each)}" for key, each in value.items()])
     if isinstance(value, Iterable) and not isinstance(value, str):
         return f"[{', '.join(sorted(map(_plain, value)))}]"
     text = repr(value)

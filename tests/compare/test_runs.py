@@ -326,6 +326,7 @@ def test_names_of_files_differ_where_names_do():
     record = dict.fromkeys(("values", "stamp", "trial")) | {"partition": "ä", "seed": 0}
     stems = [runs.stem(record | {"row": row}) for row in ("ε = 1", "δ = 1")]
     assert (len({*found[:5]}), len({*stems})) == (5, 2)
+    assert len({runs.file_name(chr(0x4E00 + k)) for k in range(3_000)}) == 3_000
     assert "".join(found + stems).isascii()
     assert METHODS["fedprox"].title == "FedProx"
 

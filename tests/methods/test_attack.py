@@ -1,5 +1,6 @@
 """A backdoor: the steps of the trigger and of the poisoned client by hand, and who attacks."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -106,14 +107,15 @@ VALUES = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_runs_that_differ_in_one_value_of_a_wrapper_are_told_apart(name):
-    """Ids may be an iterator, in any order; the ledger of a counted method is no value."""
+    """Ids may be an iterator or an array; the ledger of a counted method is no value."""
     first = {"malicious": iter([0]), "target": 0} if name == "backdoored" else {}
     wrap = {"backdoored": backdoored, "coded": fp.rounds.coded}[name]
     base, options = fedvpt_d(SETTING), {"codec": fp.codecs.int8()} if name == "coded" else first
     made = wrap(base, **options)
-    same = wrap(base, **options | ({"malicious": [0]} if first else {}))
     now = fp.Round(0, {}, {}, origin=made.origin)
-    now.check_made_by(fp.rounds.counted(same, fp.Ledger()))
+    for ids in ([0], np.array([0])):
+        same = wrap(base, **options | ({"malicious": ids} if first else {}))
+        now.check_made_by(fp.rounds.counted(same, fp.Ledger()))
     for value in VALUES[name]:
         with pytest.raises(ValueError, match="`now` must be a round of the same wrappers, '"):
             now.check_made_by(wrap(base, **options | ({"malicious": [0]} if first else {}) | value))
