@@ -228,7 +228,7 @@ NETWORKS: Mapping[str, Callable[..., TailTrunk | Convolutional]] = {
 
 @cache
 def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTrunk:
-    """Return DINOv2 in bfloat16, or a tiny random network in float32."""
+    """Return DINOv2, or a tiny random network in float32."""
     if source == RANDOM:
         from timm.models.vision_transformer import VisionTransformer
 
