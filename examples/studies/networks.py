@@ -6,7 +6,7 @@ share the inputs of one federation, and methods run unchanged.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -124,14 +124,14 @@ class Convolutional:
         prepare: Function from inputs of a federation to normalized images.
         num_features: Width of the features.
         prompts: Function that makes what a client trains before the head: prompts, or the network.
-        network: Frozen network, or None if the client trains its own.
+        model: Frozen network; without one, the client trains its own in place of prompts.
         center: Features that are subtracted from all features.
     """
 
     prepare: Callable[[Tensor], Tensor]
     num_features: int
     prompts: Callable[[], nn.Module]
-    network: nn.Module | None = None
+    model: nn.Module = field(default_factory=nn.Identity)
     center: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Convolutional":
@@ -139,13 +139,12 @@ class Convolutional:
 
     def features(self, prompts: nn.Module, inputs: Tensor) -> Tensor:
         """Encode the images behind inputs."""
-        found = prompts(self.prepare(inputs))
-        found = found if self.network is None else self.network(found)
+        found = self.model(prompts(self.prepare(inputs)))
         return found if self.center is None else found - self.center
 
     def adapted(self, public: Tensor) -> "Convolutional":
         """Return the network with the center of public inputs; without a network, as it is."""
-        if self.network is None:
+        if isinstance(self.model, nn.Identity):
             return self
         features = fp.precompute(
             lambda inputs: replace(self, center=None).features(self.prompts(), inputs),
