@@ -3,6 +3,7 @@
 import torch.nn as nn
 from torch import Tensor
 
+import fedprompt._refusals as check
 from fedprompt.interfaces import TextEncoder, Trunk
 
 PREFIX = "own:"
@@ -25,8 +26,12 @@ class Attributes(nn.Module):
                 setattr(self, PREFIX + name, part)
 
 
-def find_module(backbone: object) -> nn.Module | None:
-    """Return the module whose tensors and settings determine the features, if there is one."""
+def find_module(backbone: object, argument: str = "backbone") -> nn.Module:
+    """Return the module whose tensors and settings determine the features.
+
+    Raises:
+        TypeError: If there is none.
+    """
     model = getattr(backbone, "model", None)
     is_network = isinstance(backbone, nn.Module) and not isinstance(backbone, Trunk | TextEncoder)
     if isinstance(model, nn.Module) and not is_network:
@@ -35,7 +40,9 @@ def find_module(backbone: object) -> nn.Module | None:
         model = backbone if isinstance(backbone, nn.Module) else Attributes(backbone)
         if model.state_dict():
             return model
-    return None
+    rule = "be a network with weights, keep its nn.Module as `model`, or be a trunk or text tower"
+    rule += " with its modules and tensors as attributes"
+    raise check.wrong_type(argument, rule, check.kind(backbone))
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -94,10 +94,7 @@ def trunk(
 @contextmanager
 def _kept(argument: str, backbone: Any, *inputs: Tensor) -> Iterator[nn.Module]:
     """Return the modules of a frozen backbone, which must not change, nor may `inputs`."""
-    model = find_module(backbone)
-    if model is None:
-        rule = "keep its nn.Module as `model`, or its modules and tensors as attributes"
-        raise check.wrong_type(argument, rule, check.kind(backbone))
+    model = find_module(backbone, argument)
     ours = getattr(backbone, "trainable", None)
     free = set(ours.parameters()) if isinstance(ours, Trainable) else set()
     if not free:  # else a copy has parameters of its own

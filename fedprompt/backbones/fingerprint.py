@@ -76,10 +76,6 @@ def fingerprint(
         '3, 3 at layers 0, 1, replacing'
     """
     model = find_module(backbone)
-    if model is None:
-        rule = "be a network with weights, or a trunk or a text tower that keeps its nn.Module as"
-        rule += " `model`, or its modules and tensors as attributes"
-        raise check.wrong_type("backbone", rule, check.kind(backbone))
     for position, stream in enumerate(streams):
         nouns.stream(f"streams[{position}]", stream)
     check.texts("class_names", class_names, at_least=0)

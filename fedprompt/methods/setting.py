@@ -160,7 +160,7 @@ class Setting:
     def _fingerprint(self) -> str:
         """Digest of the frozen networks, computed again if a tensor of them has changed."""
         models = map(find_module, self.frozen_networks)
-        weights = [each for model in models for each in tensors(cast(nn.Module, model)).values()]
+        weights = [each for model in models for each in tensors(model).values()]
         frozen = [weight for weight in weights if not weight.requires_grad]
         now = [(id(each), 0 if each.is_inference() else each._version) for each in frozen]
         if vars(self).get("_versions") != now:
