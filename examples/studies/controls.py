@@ -71,17 +71,6 @@ def pfedme_lora(
     return PFEDME.make(setting, learning_rate=learning_rate, **weights)
 
 
-def half_steps(setting: VitSetting, *, learning_rate: float = 1e-2) -> fp.Method:
-    """FedVPT-D with half of the steps, as each block of SGPT has."""
-    method = fedvpt_d(setting, learning_rate=learning_rate)
-
-    def client(data: ClientData, answer: Any, state: Any) -> Any:
-        half = replace(data.setting, steps=data.steps // 2)
-        return method.client(replace(data, setting=half), answer, state)
-
-    return method._replace(client=client)
-
-
 class OfClasses(PromptedClassifier):
     """A context for each class."""
 
@@ -233,7 +222,6 @@ CONTROLS = {
         _entry("pfedme_lora", "pFedMe of LoRA", pfedme_lora, "one model", ALONE),
         _entry("lora_alone", "LoRA, rank 4 (local)", partial(LORA_4, 1), "pretrained", ALONE),
         _entry("lora_thrice", LONGEST, partial(LORA_4, 3), "pretrained", ALONE),
-        _entry("half_steps", "FedVPT-D, half of the steps", half_steps, "pretrained"),
         _entry("adapter_alone", ADAPTER, adapter_alone, "CLIP", ALONE),
         _entry("linear_head", "Linear head", linear_head, "CLIP"),
         _entry("linear_alone", "Linear head (local)", linear_alone, "CLIP", ALONE),

@@ -291,7 +291,4 @@ def study_of(name: str, *without: str) -> Study:
     )
 
 
-STUDIES = {
-    "solar": study_of("solar", "fedhpl", "sgpt", "sizes"),
-    "mnist": study_of("mnist", "sizes"),
-}
+STUDIES = {"solar": study_of("solar", "fedhpl", "sizes"), "mnist": study_of("mnist", "sizes")}

@@ -23,7 +23,6 @@ SENT = {
     "plot_independent": {"context"},
     "fedsept_public": {"experts"},
     "fednorms": {"head", "tuned"},
-    "half_steps": {"head", "prompts"},
     "pfedme_lora": {"head", "tuned"},
 }
 
@@ -52,15 +51,9 @@ def test_only_averages_send_something(name):
 
 @pytest.mark.parametrize(
     ("name", "times"),
-    [
-        ("local_twice", 2),
-        ("local_thrice", 3),
-        ("fedlora_thrice", 3),
-        ("lora_thrice", 3),
-        ("half_steps", 0.5),
-    ],
+    [("local_twice", 2), ("local_thrice", 3), ("fedlora_thrice", 3), ("lora_thrice", 3)],
 )
-def test_rows_take_several_times_the_batches_or_half_of_them(name, times):
+def test_rows_take_several_times_the_batches(name, times):
     entry, federation = made(name, rounds=1)
     with counted_passes() as passes:
         last(entry.make, federation)
