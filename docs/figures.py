@@ -11,13 +11,19 @@ figure between the comments::
     <!-- record mnist/deep-domains; LoRA, rank 4 / Norms; bytes_up -->3.4<!-- end -->
 
 Differences are paired over the common seeds, and ``A - B beyond C - D`` is a difference of two of
-them. Without a form, accuracies have the 95 % interval of the tables. A command traces figures, or
-all figures of a page, to their records::
+them. Without a form, accuracies have the 95 % interval of the tables. A count is of the published
+methods that gain over training alone, with a star in the tables of one or more partitions::
+
+    <!-- count networks/few, clip/few -->16 of 36<!-- end -->
+    <!-- count networks/few, clip/few; gains -->16<!-- end -->
+
+A command traces figures, or all figures of a page, to their records::
 
     python docs/figures.py "mnist/deep-domains; Norms - FedVPT-D"
     python docs/figures.py docs/results/photographs.md
 """
 
+import csv
 import json
 import re
 import sys
@@ -31,10 +37,12 @@ from fedprompt.compare import records
 from fedprompt.compare.intervals import Figure
 from fedprompt.compare.runs import bits_of
 from fedprompt.compare.tables import COSTS, View
+from fedprompt.methods import METHODS
 
 RECORDS = Path(__file__).parent / "results" / "records"
 MINUS = " - | beyond "
-WRITTEN = re.compile(r"(<!-- record (.*?) -->).*?(<!-- end -->)")
+TABLES = RECORDS.with_name("tables")
+WRITTEN = re.compile(r"(<!-- (record|count) (.*?) -->).*?(<!-- end -->)")
 
 
 @cache
@@ -101,6 +109,21 @@ FORMS: dict[str, Callable[[Any], str]] = {
 }
 
 
+def count(key: str) -> str:
+    """Count the methods of the gallery that send something, and those that gain significantly."""
+    places, _, form = key.partition("; ")
+    titles = {entry.title for entry in METHODS.values()}
+    texts = [
+        (TABLES / f"{place.replace('/', '-')}.csv").read_text(encoding="utf-8")
+        for place in places.split(", ")
+    ]
+    rows = [row for text in texts for row in csv.DictReader(text.splitlines())]
+    rows = [row for row in rows if row["row"] in titles and row["bytes up"] != "0"]
+    gains = [row["own mix, to local"] for row in rows]
+    gains = [gain for gain in gains if gain.startswith("+") and gain.endswith("*")]
+    return str(len(gains)) + ("" if form == "gains" else f" of {len(rows)}")
+
+
 def trace(key: str) -> str:
     """Describe the runs behind a figure: the file, its lines, seeds, values and commits."""
     shown, titles, column, *_ = parts(key)
@@ -116,8 +139,9 @@ def trace(key: str) -> str:
 
 
 def filled(text: str) -> str:
-    """Return a text with new figures between ``<!-- record KEY -->`` and ``<!-- end -->``."""
-    return WRITTEN.sub(lambda mark: f"{mark[1]}{figure(mark[2])}{mark[3]}", text)
+    """Return a text with new figures and counts between their comments and ``<!-- end -->``."""
+    made = {"record": figure, "count": count}
+    return WRITTEN.sub(lambda mark: f"{mark[1]}{made[mark[2]](mark[3])}{mark[4]}", text)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -125,10 +149,8 @@ def main(arguments: Sequence[str]) -> None:
     for each in arguments:
         found = [each]
         if each.endswith(".md"):
-            found = [
-                mark[1]
-                for mark in WRITTEN.findall(Path(each).read_text(encoding="utf-8"))
-            ]
+            marks = WRITTEN.findall(Path(each).read_text(encoding="utf-8"))
+            found = [key for _, kind, key, _ in marks if kind == "record"]
         print("\n".join(map(trace, found)))
 
 

@@ -9,6 +9,7 @@ import pytest
 import write_pages
 
 from fedprompt.compare import records
+from fedprompt.methods import METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = DOCS / "results" / "tables"
@@ -85,7 +86,17 @@ def test_a_stale_figure_is_replaced():
     assert write_pages.filled(f"{mark}1<!-- end --> %") == f"{mark}88<!-- end --> %"
 
 
-def test_no_interval_is_written_by_hand():
+def test_no_interval_or_count_is_written_by_hand():
     for page in write_pages.pages():
         prose = write_pages.TABLE.sub("", figures.WRITTEN.sub("", page.read_text()))
-        assert not re.search(r"\d\.\d+ ± \d", prose), page
+        assert not re.search(r"\d\.\d+ ± \d|\b(\d+|none) of \d+ (published )?methods", prose), page
+
+
+@pytest.mark.parametrize("place", ["digits/few", "networks/few", "clip/domains"])
+def test_counts_are_of_the_stars_of_methods_that_send_something(place):
+    text = (figures.TABLES / f"{place.replace('/', '-')}.md").read_text()
+    starred = re.findall(r"^\| (.*?) +\|[^|]*\| +\+[^|]* \* \|", text, re.MULTILINE)
+    published = {entry.title for entry in METHODS.values()}
+    gains = str(len(published.intersection(starred)))  # nothing that is alone has a star
+    assert figures.count(f"{place}; gains") == gains
+    assert f">{gains} of " in figures.filled(f"<!-- count {place} -->99<!-- end -->")
