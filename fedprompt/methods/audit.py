@@ -152,7 +152,7 @@ def _pickled(thing: Any) -> bytes:
     return blob
 
 
-_LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft")
+_LARGE = ("torchvision", "timm", "transformers", "open_clip", "peft", "ot")
 """Packages that a helper imports once if they are in use, and not for each client."""
 
 

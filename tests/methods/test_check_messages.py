@@ -4,6 +4,8 @@ import os
 from dataclasses import fields, replace
 from functools import partial
 
+import ot  # noqa: F401  (each forked process would import it again)
+import peft  # noqa: F401
 import pytest
 import torch
 
