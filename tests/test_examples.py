@@ -86,6 +86,7 @@ def test_every_loop_is_in_the_list_and_at_most_a_hundred_lines_long():
         assert max(map(len, text.splitlines())) <= 100, name
 
 
+@pytest.mark.slow
 def test_tables_of_leakage_are_those_of_the_records(tmp_path):
     importlib.import_module("leakage").write_tables(tmp_path)
     tables = EXAMPLES.parent / "docs" / "results" / "tables"

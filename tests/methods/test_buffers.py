@@ -63,6 +63,7 @@ def federation() -> tuple[NetworkSetting, Federation]:
     return setting, Federation(images, torch.randint(3, (60,), generator=draw), shards)
 
 
+@pytest.mark.slow  # all methods, in processes; `.ci/run` runs them
 def test_no_statistics_cross_between_clients_with_one_network():
     setting, made = federation()
     setting = replace(setting, num_networks=1, clients=range(2), steps=1, rounds=1, cohort_size=2)

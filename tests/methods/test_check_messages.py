@@ -4,8 +4,7 @@ import os
 from dataclasses import fields, replace
 from functools import partial
 
-import ot  # noqa: F401  (each forked process would import it again)
-import peft  # noqa: F401
+import peft  # noqa: F401  (each forked process would import it again)
 import pytest
 import torch
 
@@ -47,6 +46,7 @@ def test_an_honest_method_passes(honest):
     assert found == 2 * (2 * (2 + 2) + 2 + 2 * 2)  # calls of two rounds, and predictions
 
 
+@pytest.mark.slow  # all methods, in processes; `.ci/run` runs them
 @pytest.mark.parametrize("number", range(len(leaks.GROUPS)))
 def test_messages_are_all_that_crosses(number):
     """Client 1 trains after client 0. Then both predict, with their state and as newcomers."""

@@ -90,7 +90,13 @@ def test_a_recorded_run_has_the_same_figures(capsys):
 
 
 @pytest.mark.parametrize(
-    "place", ["digits/dirichlet", "emoji/pairs", "solar/deep-labels", "privacy/iid", "mnist/depths"]
+    "place",
+    [
+        "digits/dirichlet",
+        "solar/deep-labels",
+        "privacy/iid",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("emoji/pairs", "mnist/depths")),
+    ],
 )
 def test_images_are_divided_as_in_the_records(place):
     """The most frequent class needs no training, and its figures show another division."""
