@@ -26,7 +26,7 @@ import studies
 from fedprompt import compare
 from fedprompt.compare import Results
 from studies import STUDIES, pages, papers, verify
-from studies.core import Machine, Row, Study, content
+from studies.core import Machine, Row, Study
 from studies.photos import RANDOM
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "records"
@@ -157,13 +157,8 @@ def recorded(row: Row, name: str, partition: str) -> Row:
     """Return a row with the values that were chosen for it, if it has committed records."""
     for record in reversed(committed(name).found):
         if (record["partition"], record["row"]) == (partition, row.title):
-            return replace(row, values=values_of(record, row))
+            return replace(row, values=record["values"])
     return row
-
-
-def values_of(record: Record, row: Row) -> dict[str, Any]:
-    """Return the values of a record, with the defaults of its time."""
-    return {**content("records").get(row.method, {}), **record["values"]}
 
 
 def estimates(args: argparse.Namespace) -> None:
@@ -280,7 +275,7 @@ def known(name: str) -> list[tuple[Row, Record]]:
     for record in [*committed(name).found, *committed(f"{name}-defaults").found]:
         row = listed.get((record["partition"], record["row"]))
         if row is not None:
-            found.append((replace(row, values=values_of(record, row)), record))
+            found.append((replace(row, values=record["values"]), record))
     return found
 
 
