@@ -265,4 +265,6 @@ test_wrong_arguments_are_refused_by_name_and_edges_are_taken = refused_and_taken
     (partial(proximal_loss, LINEAR), {}, {"values": (
         [2, {}, {"head.bias": zeros(1)}, {"weight": zeros(2)}, {"bias": 0.0},
          {"bias": tensor([nan])}], [{"bias": zeros(1).double()}])}),
+    (partial(proximal_loss, nn.BatchNorm1d(2)), {}, {
+        "values": ([{"running_mean": zeros(2)}], [{"bias": zeros(2)}])}),
 ])  # fmt: skip

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import fedprompt as fp
 from clips import TEXT, VISION
 from fedprompt.backbones.preparation import Preparation, of_timm
+from fedprompt.backbones.pretrained import check_source
 from fedprompt.methods.models import PromptedModel
 from fedprompt.saved import saved_folder
 from refusals import check_refused, refusals
@@ -333,6 +334,10 @@ def test_a_changed_description_is_refused_by_name(saved, row):
         return
     with pytest.raises(ValueError, match=re.escape(message)):
         fp.load_prompts(folder, weights=weights)
+
+
+def test_as_many_patches_along_a_side_as_the_message_says_are_taken():
+    assert check_source(VIT, {"img_size": 1024, "patch_size": 2}) == "timm"
 
 
 def test_damaged_and_missing_files_are_refused(saved, tmp_path):

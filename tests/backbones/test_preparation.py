@@ -134,6 +134,13 @@ def test_gray_images_have_one_channel_or_three_equal_ones():
         assert three(image.convert(mode)).shape == (3, 16, 24)
 
 
+def test_gray_images_of_16_bits_and_of_floats_are_as_bright_as_those_of_8_bits():
+    levels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    ours = Preparation((16, 16), (0.0,), (1.0,))
+    for same in (257 * levels.astype(np.int32), levels / np.float32(255)):
+        torch.testing.assert_close(ours(Image.fromarray(same)), ours(Image.fromarray(levels)))
+
+
 def test_stored_levels_are_normalized_later_in_batches():
     for name, kind in (("vit", torch.uint8), ("dinov3", torch.float32)):
         ours = of_transformers(PROCESSORS[name])

@@ -128,6 +128,12 @@ def test_h_is_that_of_the_means_over_seeds():
     assert shown.figure("A", "h").percent() == "70.0"
 
 
+def test_a_title_has_the_share_of_rounds_and_images_if_they_were_shrunk():
+    whole, half = (view(listed("A", [0.5] * 3, **more)).text() for more in ({}, {"shrink": 0.5}))
+    assert whole.splitlines()[0] == "T, 3 seeds"
+    assert half.splitlines()[0] == "T, 3 seeds, 0.5 of the rounds and images"
+
+
 def test_seeds_of_a_row_with_other_values_are_refused():
     other = [{**each, "values": {"rate": 1}} for each in listed("A", [0.1, 0.2])[1:]]
     with pytest.raises(ValueError, match="Seeds of 'A' differ in values, inputs, code"):
@@ -184,6 +190,8 @@ def test_the_picture_has_both_accuracies_a_line_and_dots(results, tmp_path, monk
     assert lines[0].get_xdata()[0] == pytest.approx(20)
     dots = [line.get_xdata() for line in own.lines if line.get_marker() == "o"]
     assert sorted(dots[0]) == pytest.approx([40, 60])
+    replace(results, columns={"own": "own"}, compared=["own"]).plot(tmp_path / "bars.png")
+    assert [axes.get_xlabel() for axes in drawn[1].axes] == ["own, %"]
 
 
 def test_partitions_have_a_first_table_of_their_means(results):

@@ -45,6 +45,11 @@ def test_values_are_given_behind_the_name():
     assert len(chosen("fedprox", "fedprox:learning_rate=0.003")) == 2
 
 
+def test_training_alone_is_named_by_how_much_longer_it_takes():
+    once, twice = (rows.alone("one model", times).title for times in (1, 2))
+    assert (once, twice) == (rows.ALONE.title, f"{rows.ALONE.title}, 2 times as long")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

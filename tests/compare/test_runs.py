@@ -18,7 +18,7 @@ import torch
 import fedprompt as fp
 from comparisons import digits, folder, run_of, setting_of_digits, tiny_vit, trial_of
 from fedprompt import compare, methods
-from fedprompt.compare import measure, records, rows, runs
+from fedprompt.compare import estimate, measure, records, report, rows, runs
 from fedprompt.compare.intervals import contributions
 from fedprompt.compare.records import Records
 from fedprompt.compare.trials import CompareError, Machine
@@ -296,6 +296,33 @@ def test_tuning_never_draws_values_that_are_given():
     assert {values["learning_rate"] for values in runs.drawn(given, 5)} == {0.003}
     assert len({values["learning_rate"] for values in runs.drawn(plain, 5)}) == 5
     assert runs.drawn(plain, 5) == runs.drawn(plain, 5)
+
+
+def test_values_of_the_best_trial_are_taken_and_of_equal_ones_the_first(monkeypatch):
+    def run(self, tried, title):
+        own = zip(tried, (0.2, 0.5, 0.5, 0.1), strict=True)
+        return [{**one.named(), "own": share} for one, share in own]
+
+    monkeypatch.setattr(runs.Runner, "run", run)
+    row = rows.chosen(["fedprox"], ["one model"])[0]
+    runner = runs.Runner(digits(), Machine(), [], None, 1, None, Records(None))
+    (tuned,) = runner.tuned("", [row], 4)
+    assert tuned.values == runs.drawn(row, 4)[1]
+
+
+def test_an_estimate_is_of_all_rows_and_seeds(monkeypatch):
+    monkeypatch.setattr(estimate, "seconds_of", lambda one: 60.0)
+    how = {"seeds": 3, "tune": 1, "workers": 1, "machine": Machine()}
+    said = report.estimate(digits(), ["head_tuning"], **how)
+    assert "Training alone: 60 s for each seed\nall rows: 6 min with 1 processes" in said
+
+
+def test_a_trial_is_moved_to_its_device():
+    trial = trial_of(digits(trunks=[fp.vit_trunk(tiny_vit())]))
+    assert trial.on("cpu") is trial
+    setting = trial.on("meta").setting
+    assert setting.device == "meta"
+    assert {weight.device.type for weight in setting.trunks[0].model.parameters()} == {"meta"}
 
 
 def test_further_figures_are_averaged_over_the_rounds_that_have_them():

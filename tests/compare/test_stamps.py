@@ -247,6 +247,15 @@ def test_a_text_that_reads_what_it_does_not_name_cannot_be_told(text, tmp_path):
         stamped(tmp_path / "mine.py", text)[0].stamp()
 
 
+def test_the_version_of_a_library_that_a_text_imports_is_told(tmp_path, monkeypatch):
+    row, _ = stamped(tmp_path / "mine.py", "__import__('safetensors').torch")
+    first, installed = row.stamp(), stamps.installed
+    monkeypatch.setattr(
+        stamps, "installed", lambda name: "9" if name == "safetensors" else installed(name)
+    )
+    assert row.stamp() != first
+
+
 CHANGES = """
 class Config: rate = 1
 Config.rate = 2

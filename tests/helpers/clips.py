@@ -26,13 +26,14 @@ CUSTOM_BLOCK = {
     "scale_fc": True, "ls_init_value": 0.5,
 }  # fmt: skip
 BOTH_WAYS = {"custom": True, "no_causal_mask": True}
+BY_ID = {"pool_type": "eos", "eos_id": 49407, "vocab_size": 49410}  # not the last id
 TOWERS = {
     "CLIP": {},
     "CLIP, QuickGELU": {"quick_gelu": True},
     "custom text": {"custom": True},
     "custom text, projection with bias": {"custom": True, "proj_bias": True},
     "custom text, no projection": {"custom": True, "proj_type": "none"},
-    "custom text, end of text by id": {"custom": True, "pool_type": "eos", "eos_id": 49407},
+    "custom text, end of text by id": {"custom": True, **BY_ID},
     "custom text, custom blocks": {"custom": True, **CUSTOM_BLOCK},
     "both ways, end of text": BOTH_WAYS,
     "both ways, last": {**BOTH_WAYS, "pool_type": "last"},

@@ -308,6 +308,15 @@ def test_an_error_of_a_step_has_the_payloads_and_the_round_as_notes():
     assert error.value.__notes__ == ["payloads of clients [0, 2]", "server, round 0"]
 
 
+def test_a_malformed_payload_is_named_by_its_client_and_not_by_its_position():
+    def train(data, answer, state):
+        payload, state = method().client(data, answer, state)
+        return {"x": fp.Weighted(payload["x"].value, -payload["x"].weight)}, state
+
+    with pytest.raises(ValueError, match=r"`payloads\[2\]\['x'\]\.weight` must"):
+        next(fp.run_rounds(method()._replace(client=train), Data, [[2, 3]]))
+
+
 def test_a_state_that_is_elsewhere_is_refused_where_it_is_read(tmp_path):
     made = method()
     *_, now = fp.run_rounds(made, Data, COHORTS)

@@ -180,10 +180,13 @@ def test_another_process_is_refused_and_what_it_left_is_removed(tmp_path, monkey
             next(run(states=where[1]))
         other.kill()
     (tmp_path / "states" / "mine.txt").write_text("mine")
+    part = tmp_path / "states" / f"{min(files(tmp_path / 'states'))}.{'0' * 16}.part"
+    part.write_bytes(b"of a killed process")
     assert files(tmp_path / "states")
     now = next(run([[0]], states=where[1]))
     assert len(files(tmp_path / "states")) == len(now.clients) == 1
     assert (tmp_path / "states" / "mine.txt").exists()
+    assert not part.exists()
 
 
 def test_wrong_folders_and_damaged_files_are_refused(tmp_path):

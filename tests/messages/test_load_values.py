@@ -105,6 +105,12 @@ def test_loading_leaves_no_trace_in_autograd():
     assert model.keys.grad_fn is None
 
 
+@pytest.mark.bad_input
+def test_a_number_in_place_of_a_tensor_is_refused():
+    with pytest.raises(TypeError, match=r"`message\['scale'\]` must be a tensor or a Weighted"):
+        load_values(Model(), {"scale": 4.0})
+
+
 def wrapped():
     """Make modules with wrappers: data-parallel as a whole, in part, and compiled."""
     whole = nn.parallel.DistributedDataParallel(Model())

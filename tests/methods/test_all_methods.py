@@ -111,6 +111,8 @@ def test_a_cell_that_runs_again_replaces_its_method(monkeypatch):
         assert registry.METHODS["edited"].title == title
     with pytest.raises(ValueError, match="`name` must be new among the methods; got 'edited'"):
         exec(CELL.format(title="Third"), {"__name__": "another"})
+    with pytest.raises(TypeError, match="`edited` must return a Method; got None"):
+        registry.METHODS["edited"].make(None)
 
 
 @pytest.mark.bad_input

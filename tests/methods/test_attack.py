@@ -116,6 +116,8 @@ def test_runs_that_differ_in_one_value_of_a_wrapper_are_told_apart(name):
     for ids in ([0], np.array([0])):
         same = wrap(base, **options | ({"malicious": ids} if first else {}))
         now.check_made_by(fp.rounds.counted(same, fp.Ledger()))
+    if name == "backdoored":
+        now.check_made_by(wrap(base, malicious=[0], target=0, boost=1.0))  # the default
     for value in VALUES[name]:
         with pytest.raises(ValueError, match="`now` must be a round of the same wrappers, '"):
             now.check_made_by(wrap(base, **options | ({"malicious": [0]} if first else {}) | value))

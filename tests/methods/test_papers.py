@@ -155,8 +155,10 @@ papers.fedl2g([small()], num_classes=3) -> TypeError: `networks[0]` must be func
 papers.fedl2g([small], num_classes=3, by_features=True, num_features=None) -> ValueError: `num_f
 papers.fedhpl([small], num_classes=3, border=small) -> TypeError: `networks[0]` must be networks
 methods.head_tuning(WHOLE) -> ValueError: `setting` must have frozen networks, and so a `border`
+methods.fedper(TWO) -> ValueError: `networks` must have one network, for a model that all c
 methods.fedlora(WHOLE) -> ValueError: `setting` must be a VitSetting for `tune`; got a NetworkS
 methods.fedvpt(WHOLE) -> ValueError: `setting` must be a VitSetting for a method whose prompts are
 """)
 TRUNK = trunk(8)
 WHOLE = methods.NetworkSetting(networks=[small], num_features=8, num_classes=3, rounds=1)
+TWO = dataclasses.replace(WHOLE, networks=[small, small])

@@ -349,6 +349,14 @@ def test_a_model_that_memorized_is_found_and_one_that_never_saw_the_images_is_no
     assert low < 0.5 < high
 
 
+def test_a_memorizing_model_has_its_logits_at_its_images_and_no_unit_of_length():
+    model = leakage.MemorizingClassifier(INPUTS[:40], LABELS[:40], 4)
+    expected = 10.0 * nn.functional.one_hot(LABELS[:40], 4)
+    torch.testing.assert_close(model(INPUTS[:40]).double(), expected.double(), atol=1e-3, rtol=0)
+    larger = leakage.MemorizingClassifier(3 * INPUTS[:40], LABELS[:40], 4)
+    torch.testing.assert_close(larger(3 * INPUTS), model(INPUTS))
+
+
 # Images
 
 

@@ -41,6 +41,14 @@ def test_means_are_those_of_the_inputs_of_the_models_own_blocks(model, trunk, im
     assert not value.requires_grad
 
 
+def test_the_last_block_is_not_computed(trunk, images, monkeypatch):
+    fp.mean_patch_tokens(trunk, images)  # the first images are compared with the model's features
+    ran, block = [], trunk.block
+    monkeypatch.setattr(trunk, "block", lambda layer, *_: ran.append(layer) or block(layer, *_))
+    fp.mean_patch_tokens(trunk, images)
+    assert ran == [0, 1]
+
+
 def test_patches_of_a_trunk_with_rotary_positions_keep_their_places():
     model = build(row_named("vit_small_patch16_rope_224"))
     images = draw_images(model)
