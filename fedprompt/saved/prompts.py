@@ -17,7 +17,6 @@ import torch.nn as nn
 import fedprompt._refusals as check
 from fedprompt._names import inner_name
 from fedprompt.backbones.fingerprint import fingerprint
-from fedprompt.backbones.freezing import freeze
 from fedprompt.backbones.preparation import Preparation
 from fedprompt.backbones.pretrained import check_source, network
 from fedprompt.interfaces import TextEncoder, Trunk
@@ -226,7 +225,6 @@ def load_prompts(
     prompted = rebuilt(found, state, made).to(device)
     backbone = made.model if found.kind == "clip" else prompted.trunk
     saved.check_fingerprint(found, fingerprint(backbone))
-    freeze(made.model)
     return prompted.eval()
 
 
