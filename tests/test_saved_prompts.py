@@ -243,7 +243,7 @@ def test_a_trunk_without_modules_or_tensors_is_refused():
         def __init__(self):
             self.dim = 12
 
-    with pytest.raises(TypeError, match="`backbone` must be a network with weights, or"):
+    with pytest.raises(TypeError, match="`backbone` must be a network with weights, keep its"):
         fp.fingerprint(Empty())
 
 
