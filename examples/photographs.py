@@ -143,8 +143,8 @@ def split_by_runs(
     return positions[~second], positions[second]
 
 
-def in_bfloat16(model: nn.Module) -> nn.Module:
-    """Convert a ViT of timm to bfloat16, except on processors that would run it slower.
+def in_fast_precision(model: nn.Module) -> nn.Module:
+    """Convert a ViT of timm to bfloat16, or leave it in float32 on a processor that is slow in it.
 
     On a processor with AVX2 alone, a matrix product in bfloat16 takes ten times as long as in
     float32, and its backward pass forty times. Plain attention has the faster backward pass.

@@ -236,7 +236,7 @@ def dino(source: Path | str | None, image_size: int = IMAGE_SIZE) -> ResumableTr
         sizes |= {"embed_dim": 16, "depth": 3, "num_heads": 2}
         return fp.vit_trunk(new_model(VisionTransformer, sizes, 0))
     model = photographs.load_network(DINO, source, img_size=image_size)
-    return fp.vit_trunk(photographs.in_bfloat16(model))
+    return fp.vit_trunk(photographs.in_fast_precision(model))
 
 
 @cache
